@@ -1,1 +1,4 @@
 //! x
+pub mod config;
+pub mod dtype;
+pub mod units;
