@@ -103,8 +103,15 @@ struct Unit {
     zero_allowed: bool,
 }
 
-const DECIMAL: &[(&str, f64)] =
-    &[("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12), ("P", 1e15), ("E", 1e18)];
+const DECIMAL: &[(&str, f64)] = &[
+    ("", 1.0),
+    ("k", 1e3),
+    ("M", 1e6),
+    ("G", 1e9),
+    ("T", 1e12),
+    ("P", 1e15),
+    ("E", 1e18),
+];
 
 const DECIMAL_AND_BINARY: &[(&str, f64)] = &[
     ("", 1.0),
@@ -123,8 +130,15 @@ const DECIMAL_AND_BINARY: &[(&str, f64)] = &[
 ];
 
 /// Both micro signs that keyboards produce are read; `u` is printed.
-const SMALL: &[(&str, f64)] =
-    &[("p", 1e-12), ("n", 1e-9), ("u", 1e-6), ("\u{b5}", 1e-6), ("\u{3bc}", 1e-6), ("m", 1e-3), ("", 1.0)];
+const SMALL: &[(&str, f64)] = &[
+    ("p", 1e-12),
+    ("n", 1e-9),
+    ("u", 1e-6),
+    ("\u{b5}", 1e-6),
+    ("\u{3bc}", 1e-6),
+    ("m", 1e-3),
+    ("", 1.0),
+];
 
 /// Length of the number at the front of `text`: sign, digits, point, exponent.
 fn number_length(text: &str) -> usize {
@@ -163,21 +177,39 @@ fn parse(text: &str, unit: &Unit) -> Result<f64, ParseQuantityError> {
     let Ok(number) = number_text.parse::<f64>() else {
         let word = text.trim_start_matches(['+', '-', '.']).to_ascii_lowercase();
         return Err(if word.starts_with("nan") || word.starts_with("inf") {
-            ParseQuantityError::NotFinite { found: found(), quantity, example }
+            ParseQuantityError::NotFinite {
+                found: found(),
+                quantity,
+                example,
+            }
         } else {
-            ParseQuantityError::NotANumber { found: found(), quantity, example }
+            ParseQuantityError::NotANumber {
+                found: found(),
+                quantity,
+                example,
+            }
         });
     };
     let symbol = rest.trim_start();
     if symbol.is_empty() {
-        return Err(ParseQuantityError::Bare { number: number_text.to_owned(), unit: unit.proposal });
+        return Err(ParseQuantityError::Bare {
+            number: number_text.to_owned(),
+            unit: unit.proposal,
+        });
     }
     let factor = unit.symbols.iter().find_map(|candidate| {
         let prefix = symbol.strip_suffix(candidate)?;
-        unit.prefixes.iter().find(|(name, _)| *name == prefix).map(|(_, factor)| *factor)
+        unit.prefixes
+            .iter()
+            .find(|(name, _)| *name == prefix)
+            .map(|(_, factor)| *factor)
     });
     let Some(factor) = factor else {
-        return Err(ParseQuantityError::WrongUnit { found: symbol.to_owned(), quantity, example });
+        return Err(ParseQuantityError::WrongUnit {
+            found: symbol.to_owned(),
+            quantity,
+            example,
+        });
     };
     check(number * factor, unit, found)
 }
@@ -185,13 +217,25 @@ fn parse(text: &str, unit: &Unit) -> Result<f64, ParseQuantityError> {
 fn check(value: f64, unit: &Unit, found: impl Fn() -> String) -> Result<f64, ParseQuantityError> {
     let (quantity, example) = (unit.quantity, unit.example);
     if !value.is_finite() {
-        return Err(ParseQuantityError::NotFinite { found: found(), quantity, example });
+        return Err(ParseQuantityError::NotFinite {
+            found: found(),
+            quantity,
+            example,
+        });
     }
     if unit.zero_allowed && value < 0.0 {
-        return Err(ParseQuantityError::Negative { found: found(), quantity, example });
+        return Err(ParseQuantityError::Negative {
+            found: found(),
+            quantity,
+            example,
+        });
     }
     if !unit.zero_allowed && value <= 0.0 {
-        return Err(ParseQuantityError::NotPositive { found: found(), quantity, example });
+        return Err(ParseQuantityError::NotPositive {
+            found: found(),
+            quantity,
+            example,
+        });
     }
     Ok(value)
 }
@@ -245,7 +289,11 @@ fn format(value: f64, unit: &Unit) -> String {
         .or_else(|| unit.prefixes.first());
     let (name, factor) = best.copied().unwrap_or(("", 1.0));
     let scaled = magnitude / factor;
-    let digits = if (0.999..100_000.0).contains(&scaled) { four_digits(scaled) } else { format!("{scaled:.3e}") };
+    let digits = if (0.999..100_000.0).contains(&scaled) {
+        four_digits(scaled)
+    } else {
+        format!("{scaled:.3e}")
+    };
     let sign = if value < 0.0 { "-" } else { "" };
     format!("{sign}{digits} {name}{symbol}")
 }
@@ -537,7 +585,10 @@ mod tests {
     fn units_and_prefixes_are_read_exactly() {
         assert_eq!("819 GB/s".parse(), Ok(BytesPerSecond(819e9)));
         assert_eq!("819GB/s".parse(), Ok(BytesPerSecond(819e9)));
-        assert_eq!("1525.5 GiB/s".parse(), Ok(BytesPerSecond(1525.5 * 1_073_741_824.0)));
+        assert_eq!(
+            "1525.5 GiB/s".parse(),
+            Ok(BytesPerSecond(1525.5 * 1_073_741_824.0))
+        );
         assert_eq!("16 GiB".parse(), Ok(Bytes(17_179_869_184.0)));
         assert_eq!("16 GB".parse(), Ok(Bytes(16e9)));
         assert_eq!("232448 B".parse(), Ok(Bytes(232_448.0)));
@@ -548,7 +599,10 @@ mod tests {
         assert_eq!("1836 TOP/s".parse(), Ok(FlopsPerSecond(1836e12)));
         assert_eq!("0 s".parse(), Ok(Seconds(0.0)));
         for text in ["0.9 us", "0.9 \u{b5}s", "0.9 \u{3bc}s"] {
-            assert!((text.parse::<Seconds>().map_or(0.0, Seconds::get) - 0.9e-6).abs() < 1e-18, "{text}");
+            assert!(
+                (text.parse::<Seconds>().map_or(0.0, Seconds::get) - 0.9e-6).abs() < 1e-18,
+                "{text}"
+            );
         }
     }
 

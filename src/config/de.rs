@@ -3,8 +3,8 @@
 use std::fmt;
 
 use serde::de::{
-    self, Deserialize, DeserializeSeed, Deserializer, EnumAccess, Expected, IntoDeserializer, MapAccess, SeqAccess,
-    Unexpected, VariantAccess, Visitor,
+    self, Deserialize, DeserializeSeed, Deserializer, EnumAccess, Expected, IntoDeserializer, MapAccess,
+    SeqAccess, Unexpected, VariantAccess, Visitor,
 };
 
 use super::error::Location;
@@ -16,10 +16,20 @@ use super::tree::{Key, Node, Value, shorten};
 /// # Errors
 /// The location and the whole message, the dotted path of the field in front.
 pub(super) fn read<'de, T: Deserialize<'de>>(root: &'de Node) -> Result<T, (Location, String)> {
-    let reader = Reader { node: root, owner: &root.location, path: String::new() };
+    let reader = Reader {
+        node: root,
+        owner: &root.location,
+        path: String::new(),
+    };
     T::deserialize(reader).map_err(|error| {
-        let (location, path) = error.spot.unwrap_or_else(|| (root.location.clone(), String::new()));
-        let message = if path.is_empty() { error.message } else { format!("{path}: {}", error.message) };
+        let (location, path) = error
+            .spot
+            .unwrap_or_else(|| (root.location.clone(), String::new()));
+        let message = if path.is_empty() {
+            error.message
+        } else {
+            format!("{path}: {}", error.message)
+        };
         (location, message)
     })
 }
@@ -34,7 +44,11 @@ struct Error {
 
 impl Error {
     fn new(message: String) -> Self {
-        Self { message, about_map: false, spot: None }
+        Self {
+            message,
+            about_map: false,
+            spot: None,
+        }
     }
 
     /// Adds the spot, unless one nearer to the fault is known.
@@ -95,37 +109,65 @@ impl de::Error for Error {
     }
 
     fn invalid_type(unexpected: Unexpected<'_>, expected: &dyn Expected) -> Self {
-        let number = matches!(unexpected, Unexpected::Unsigned(_) | Unexpected::Signed(_) | Unexpected::Float(_));
+        let number = matches!(
+            unexpected,
+            Unexpected::Unsigned(_) | Unexpected::Signed(_) | Unexpected::Float(_)
+        );
         let expected = expectation(expected);
         let remedy = if expected == "text" && (number || matches!(unexpected, Unexpected::Bool(_))) {
             "; put it in quotes"
         } else {
             ""
         };
-        Self::new(format!("expected {expected}, found {}{remedy}", finding(unexpected)))
+        Self::new(format!(
+            "expected {expected}, found {}{remedy}",
+            finding(unexpected)
+        ))
     }
 
     fn invalid_value(unexpected: Unexpected<'_>, expected: &dyn Expected) -> Self {
-        Self::new(format!("expected {}, found {}", expectation(expected), finding(unexpected)))
+        Self::new(format!(
+            "expected {}, found {}",
+            expectation(expected),
+            finding(unexpected)
+        ))
     }
 
     fn invalid_length(length: usize, expected: &dyn Expected) -> Self {
-        Self::new(format!("expected {}, found {length} of them", expectation(expected)))
+        Self::new(format!(
+            "expected {}, found {length} of them",
+            expectation(expected)
+        ))
     }
 
     fn unknown_variant(name: &str, valid: &'static [&'static str]) -> Self {
-        Self::new(format!("unknown name `{}`; {}", shorten(name), suggestion(name, valid, "valid names")))
+        Self::new(format!(
+            "unknown name `{}`; {}",
+            shorten(name),
+            suggestion(name, valid, "valid names")
+        ))
     }
 
     fn unknown_field(name: &str, valid: &'static [&'static str]) -> Self {
         if valid.is_empty() {
-            return Self::new(format!("unknown key `{}`; no keys are expected here", shorten(name)));
+            return Self::new(format!(
+                "unknown key `{}`; no keys are expected here",
+                shorten(name)
+            ));
         }
-        Self::new(format!("unknown key `{}`; {}", shorten(name), suggestion(name, valid, "valid keys")))
+        Self::new(format!(
+            "unknown key `{}`; {}",
+            shorten(name),
+            suggestion(name, valid, "valid keys")
+        ))
     }
 
     fn missing_field(name: &'static str) -> Self {
-        Self { message: format!("missing key `{name}`"), about_map: true, spot: None }
+        Self {
+            message: format!("missing key `{name}`"),
+            about_map: true,
+            spot: None,
+        }
     }
 
     fn duplicate_field(name: &'static str) -> Self {
@@ -143,13 +185,21 @@ struct Reader<'de> {
 }
 
 fn joined(path: &str, name: &str) -> String {
-    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+    if path.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{path}.{name}")
+    }
 }
 
 impl<'de> Reader<'de> {
     fn wrap<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
         result.map_err(|error| {
-            let location = if error.about_map { self.owner } else { &self.node.location };
+            let location = if error.about_map {
+                self.owner
+            } else {
+                &self.node.location
+            };
             error.at(location, &self.path)
         })
     }
@@ -159,7 +209,11 @@ impl<'de> Reader<'de> {
     }
 
     fn visit_map<V: Visitor<'de>>(&self, entries: &'de [(Key, Node)], visitor: V) -> Result<V::Value, Error> {
-        self.wrap(visitor.visit_map(Entries { entries: entries.iter(), value: None, path: &self.path }))
+        self.wrap(visitor.visit_map(Entries {
+            rest: entries.iter(),
+            value: None,
+            path: &self.path,
+        }))
     }
 }
 
@@ -173,9 +227,10 @@ impl<'de> Deserializer<'de> for Reader<'de> {
             Value::Int(value) => self.wrap(visitor.visit_i64(*value)),
             Value::Float(value) => self.wrap(visitor.visit_f64(*value)),
             Value::String(value) => self.wrap(visitor.visit_borrowed_str(value)),
-            Value::Seq(items) => {
-                self.wrap(visitor.visit_seq(Items { items: items.iter().enumerate(), path: &self.path }))
-            }
+            Value::Seq(items) => self.wrap(visitor.visit_seq(Items {
+                items: items.iter().enumerate(),
+                path: &self.path,
+            })),
             Value::Map(entries) => self.visit_map(entries, visitor),
         }
     }
@@ -200,7 +255,11 @@ impl<'de> Deserializer<'de> for Reader<'de> {
         }
     }
 
-    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, Error> {
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Error> {
         visitor.visit_newtype_struct(self)
     }
 
@@ -229,16 +288,16 @@ impl<'de> Deserializer<'de> for Reader<'de> {
     ) -> Result<V::Value, Error> {
         let (name, location, content) = match &self.node.value {
             Value::String(name) => (name, &self.node.location, None),
-            Value::Map(entries) => match entries.as_slice() {
-                [(key, content)] => (&key.name, &key.location, Some(content)),
-                _ => {
+            Value::Map(entries) => {
+                let [(key, content)] = entries.as_slice() else {
                     let count = entries.len();
                     return self.fail(format!(
                         "expected a map with one key of {}, found {count} keys",
                         listed(variants.iter().copied())
                     ));
-                }
-            },
+                };
+                (&key.name, &key.location, Some(content))
+            }
             other => {
                 return self.fail(format!(
                     "expected one of {}, found {}",
@@ -247,7 +306,12 @@ impl<'de> Deserializer<'de> for Reader<'de> {
                 ));
             }
         };
-        self.wrap(visitor.visit_enum(Choice { name, location, content, path: &self.path }))
+        self.wrap(visitor.visit_enum(Choice {
+            name,
+            location,
+            content,
+            path: &self.path,
+        }))
     }
 
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
@@ -273,7 +337,12 @@ impl<'de> SeqAccess<'de> for Items<'de, '_> {
             return Ok(None);
         };
         let path = joined(self.path, &index.to_string());
-        seed.deserialize(Reader { node, owner: &node.location, path }).map(Some)
+        seed.deserialize(Reader {
+            node,
+            owner: &node.location,
+            path,
+        })
+        .map(Some)
     }
 
     fn size_hint(&self) -> Option<usize> {
@@ -282,7 +351,7 @@ impl<'de> SeqAccess<'de> for Items<'de, '_> {
 }
 
 struct Entries<'de, 'p> {
-    entries: std::slice::Iter<'de, (Key, Node)>,
+    rest: std::slice::Iter<'de, (Key, Node)>,
     value: Option<(&'de Key, &'de Node)>,
     path: &'p str,
 }
@@ -291,7 +360,7 @@ impl<'de> MapAccess<'de> for Entries<'de, '_> {
     type Error = Error;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Error> {
-        let Some((key, node)) = self.entries.next() else {
+        let Some((key, node)) = self.rest.next() else {
             return Ok(None);
         };
         self.value = Some((key, node));
@@ -302,11 +371,15 @@ impl<'de> MapAccess<'de> for Entries<'de, '_> {
         let Some((key, node)) = self.value.take() else {
             return Err(Error::new("value asked for before its key".to_owned()));
         };
-        seed.deserialize(Reader { node, owner: &key.location, path: joined(self.path, &key.name) })
+        seed.deserialize(Reader {
+            node,
+            owner: &key.location,
+            path: joined(self.path, &key.name),
+        })
     }
 
     fn size_hint(&self) -> Option<usize> {
-        Some(self.entries.len())
+        Some(self.rest.len())
     }
 }
 
@@ -338,7 +411,9 @@ impl<'de> Deserializer<'de> for KeyReader<'de, '_> {
     type Error = Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        visitor.visit_borrowed_str(&self.key.name).map_err(|error: Error| error.at(&self.key.location, self.path))
+        visitor
+            .visit_borrowed_str(&self.key.name)
+            .map_err(|error: Error| error.at(&self.key.location, self.path))
     }
 
     fn deserialize_enum<V: Visitor<'de>>(
@@ -347,15 +422,26 @@ impl<'de> Deserializer<'de> for KeyReader<'de, '_> {
         _: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Error> {
-        let choice = Choice { name: &self.key.name, location: &self.key.location, content: None, path: self.path };
-        visitor.visit_enum(choice).map_err(|error: Error| error.at(&self.key.location, self.path))
+        let choice = Choice {
+            name: &self.key.name,
+            location: &self.key.location,
+            content: None,
+            path: self.path,
+        };
+        visitor
+            .visit_enum(choice)
+            .map_err(|error: Error| error.at(&self.key.location, self.path))
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         visitor.visit_some(self)
     }
 
-    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, Error> {
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Error> {
         visitor.visit_newtype_struct(self)
     }
 
@@ -365,8 +451,8 @@ impl<'de> Deserializer<'de> for KeyReader<'de, '_> {
     }
 
     serde::forward_to_deserialize_any! {
-        bool i128 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple tuple_struct map struct
-        identifier ignored_any
+        bool i128 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple tuple_struct map
+        struct identifier ignored_any
     }
 }
 
@@ -383,9 +469,11 @@ impl<'de, 'p> EnumAccess<'de> for Choice<'de, 'p> {
     type Variant = Content<'de, 'p>;
 
     fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Content<'de, 'p>), Error> {
-        let name: de::value::BorrowedStrDeserializer<'de, Error> = de::value::BorrowedStrDeserializer::new(self.name);
-        let variant =
-            seed.deserialize(name.into_deserializer()).map_err(|error: Error| error.at(self.location, self.path))?;
+        let name: de::value::BorrowedStrDeserializer<'de, Error> =
+            de::value::BorrowedStrDeserializer::new(self.name);
+        let variant = seed
+            .deserialize(name.into_deserializer())
+            .map_err(|error: Error| error.at(self.location, self.path))?;
         Ok((variant, Content { choice: self }))
     }
 }
@@ -396,10 +484,22 @@ struct Content<'de, 'p> {
 
 impl<'de> Content<'de, '_> {
     fn reader(self) -> Result<Reader<'de>, Error> {
-        let Choice { name, location, content, path } = self.choice;
+        let Choice {
+            name,
+            location,
+            content,
+            path,
+        } = self.choice;
         match content {
-            Some(node) => Ok(Reader { node, owner: location, path: joined(path, name) }),
-            None => Err(Error::new(format!("`{name}` needs its fields; write `{name}: {{ ... }}`")).at(location, path)),
+            Some(node) => Ok(Reader {
+                node,
+                owner: location,
+                path: joined(path, name),
+            }),
+            None => Err(
+                Error::new(format!("`{name}` needs its fields; write `{name}: {{ ... }}`"))
+                    .at(location, path),
+            ),
         }
     }
 }
@@ -409,9 +509,16 @@ impl<'de> VariantAccess<'de> for Content<'de, '_> {
 
     fn unit_variant(self) -> Result<(), Error> {
         match self.choice.content {
-            None | Some(Node { value: Value::Null, .. }) => Ok(()),
+            None
+            | Some(Node {
+                value: Value::Null, ..
+            }) => Ok(()),
             Some(node) => {
-                let message = format!("`{}` takes no fields, found {}", self.choice.name, node.value.describe());
+                let message = format!(
+                    "`{}` takes no fields, found {}",
+                    self.choice.name,
+                    node.value.describe()
+                );
                 Err(Error::new(message).at(&node.location, self.choice.path))
             }
         }

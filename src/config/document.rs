@@ -29,7 +29,13 @@ impl Document {
         let path = path.as_ref();
         let name = path.display().to_string();
         let whole = |message: String| {
-            Err(ConfigError::new(Location::WholeFile { name: name.as_str().into() }, message, None))
+            Err(ConfigError::new(
+                Location::WholeFile {
+                    name: name.as_str().into(),
+                },
+                message,
+                None,
+            ))
         };
         let bytes = match std::fs::read(path) {
             Ok(bytes) => bytes,
@@ -45,7 +51,9 @@ impl Document {
             Ok(text) => Self::parse(&name, &text),
             Err(error) => {
                 let position = error.utf8_error().valid_up_to();
-                whole(format!("not a text file: byte {position} is not UTF-8; expected YAML"))
+                whole(format!(
+                    "not a text file: byte {position} is not UTF-8; expected YAML"
+                ))
             }
         }
     }
@@ -58,13 +66,24 @@ impl Document {
         let name: Arc<str> = name.into();
         // Editors on some systems put a byte-order mark in front; it is no part of the first key.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let nothing = text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'));
+        let nothing = text
+            .lines()
+            .all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'));
         if nothing {
             let location = Location::WholeFile { name };
-            return Err(ConfigError::new(location, "empty file; expected a map of keys and values", None));
+            return Err(ConfigError::new(
+                location,
+                "empty file; expected a map of keys and values",
+                None,
+            ));
         }
         let root = parse_file(&name, text)?;
-        let document = Self { name, text: text.into(), root, overrides: Vec::new() };
+        let document = Self {
+            name,
+            text: text.into(),
+            root,
+            overrides: Vec::new(),
+        };
         match &document.root.value {
             Value::Map(_) => Ok(document),
             other => {
@@ -74,8 +93,8 @@ impl Document {
         }
     }
 
-    /// Changes one field: `a.b=c`, where `c` is a YAML scalar or flow collection. A map that lacks the key gets
-    /// it; whether the schema knows it shows when the document is read.
+    /// Changes one field: `a.b=c`, where `c` is a YAML scalar or flow collection. A map that lacks the key
+    /// gets it; whether the schema knows it shows when the document is read.
     ///
     /// # Errors
     /// Where the assignment is malformed or its path leads through a scalar or past the end of a list.
@@ -155,8 +174,8 @@ impl Document {
         self.error(location, format!("{path}: {}", message.as_ref()))
     }
 
-    /// Identifies the contents with their overrides: the first 16 hexadecimal digits of a SHA-256 over the tree,
-    /// the same for any layout, order of keys or comments.
+    /// Identifies the contents with their overrides: the first 16 hexadecimal digits of a SHA-256 over the
+    /// tree, the same for any layout, order of keys or comments.
     #[must_use]
     pub fn digest(&self) -> String {
         let mut canonical = String::new();
@@ -211,7 +230,11 @@ impl Document {
                     .iter()
                     .filter_map(|(key, child)| {
                         let tail = rest.strip_prefix(key.name.as_str())?;
-                        let tail = if tail.is_empty() { tail } else { tail.strip_prefix('.')? };
+                        let tail = if tail.is_empty() {
+                            tail
+                        } else {
+                            tail.strip_prefix('.')?
+                        };
                         Some((key.location.clone(), child, tail))
                     })
                     .min_by_key(|(_, _, tail)| tail.len()),

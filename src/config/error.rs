@@ -64,12 +64,22 @@ impl fmt::Display for Problem {
         // A long line is cut around the spot so that the caret stays on a screen.
         let start = if *column > 80 { column - 40 } else { 0 };
         // A tab is shown as one blank: otherwise the caret would stand elsewhere on every terminal.
-        let shown: String =
-            source.chars().skip(start).take(110).map(|c| if c.is_control() { ' ' } else { c }).collect();
+        let shown: String = source
+            .chars()
+            .skip(start)
+            .take(110)
+            .map(|c| if c.is_control() { ' ' } else { c })
+            .collect();
         let shown = shown.trim_end();
         let margin = number.len();
         write!(f, "\n{:margin$} |\n{number} | {shown}", "")?;
-        write!(f, "\n{:margin$} | {:>width$}", "", "^", width = (column - start).max(1))
+        write!(
+            f,
+            "\n{:margin$} | {:>width$}",
+            "",
+            "^",
+            width = (column - start).max(1)
+        )
     }
 }
 
@@ -87,7 +97,13 @@ impl ConfigError {
     /// One problem with its source line, if it has one.
     #[must_use]
     pub fn new(location: Location, message: impl Into<String>, source_line: Option<String>) -> Self {
-        Self { problems: vec![Problem { location, message: message.into(), source_line }] }
+        Self {
+            problems: vec![Problem {
+                location,
+                message: message.into(),
+                source_line,
+            }],
+        }
     }
 
     /// A problem with an argument that is no file, such as an unknown name.
@@ -102,7 +118,11 @@ impl ConfigError {
     /// The merged error, if `errors` is not empty.
     pub fn collect(errors: impl IntoIterator<Item = ConfigError>) -> Result<(), ConfigError> {
         let problems: Vec<Problem> = errors.into_iter().flat_map(|error| error.problems).collect();
-        if problems.is_empty() { Ok(()) } else { Err(Self { problems }) }
+        if problems.is_empty() {
+            Ok(())
+        } else {
+            Err(Self { problems })
+        }
     }
 
     /// Every problem.

@@ -29,6 +29,8 @@ mod document;
 mod error;
 mod nearest;
 mod set;
+#[cfg(test)]
+mod tests;
 mod tree;
 
 pub use document::Document;

@@ -34,19 +34,23 @@ pub fn nearest<'a, S: AsRef<str> + ?Sized + 'a>(
     name: &str,
     candidates: impl IntoIterator<Item = &'a S>,
 ) -> Option<&'a str> {
-    let mut best: Option<(usize, &str)> = None;
+    let mut best: Option<((usize, bool), &str)> = None;
     let lower = name.to_lowercase();
     for candidate in candidates {
         let candidate = candidate.as_ref();
         let mut far = distance(name, candidate);
         let other = candidate.to_lowercase();
         let contains = lower.len() >= 3 && (other.contains(&lower) || lower.contains(&other));
-        let allowed = 1.max(name.chars().count().max(candidate.chars().count()) / 3);
+        let longer = name.chars().count().max(candidate.chars().count());
+        // Single letters would otherwise all be one step from one another.
+        let allowed = 1.max(longer / 3).min(longer.saturating_sub(1));
         if contains && other.len() >= 3 {
             far = far.min(allowed);
         }
-        if far <= allowed && best.is_none_or(|(least, _)| far < least) {
-            best = Some((far, candidate));
+        // Of two names one letter away, the one that was only cut short is the likelier.
+        let rank = (far, !other.starts_with(&lower));
+        if far <= allowed && best.is_none_or(|(least, _)| rank < least) {
+            best = Some((rank, candidate));
         }
     }
     best.map(|(_, candidate)| candidate)
@@ -55,10 +59,15 @@ pub fn nearest<'a, S: AsRef<str> + ?Sized + 'a>(
 /// The names in backticks, separated by commas.
 #[must_use]
 pub fn listed<'a, S: AsRef<str> + ?Sized + 'a>(names: impl IntoIterator<Item = &'a S>) -> String {
-    names.into_iter().map(|name| format!("`{}`", name.as_ref())).collect::<Vec<_>>().join(", ")
+    names
+        .into_iter()
+        .map(|name| format!("`{}`", name.as_ref()))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
-/// The tail of a message about an unknown name: the nearest valid one, if any, then all of them under `heading`.
+/// The tail of a message about an unknown name: the nearest valid one, if any, then all of them under
+/// `heading`.
 ///
 /// ```
 /// let tail = tpusim::config::suggestion("tpu-v5", &["tpu-v5e", "h100-sxm"], "shipped");
@@ -85,6 +94,10 @@ mod tests {
         assert_eq!(nearest("row", names), Some("rows"));
         assert_eq!(nearest("Capacity", names), Some("capacity"));
         assert_eq!(nearest("hbm_bandwidth", names), Some("bandwidth"));
+        assert_eq!(
+            nearest("tpu-v5", ["tpu-v4", "tpu-v5e", "tpu-v5p"]),
+            Some("tpu-v5e")
+        );
         assert_eq!(nearest("zzz", names), None);
         assert_eq!(nearest("", names), None);
     }

@@ -1,6 +1,6 @@
 //! YAML as a tree in which every key and value knows where it was written.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::sync::Arc;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -66,8 +66,8 @@ impl Value {
             Value::Null => out.push_str("null"),
             Value::Bool(value) => out.push_str(if *value { "true" } else { "false" }),
             Value::Int(value) => out.push_str(&value.to_string()),
-            Value::Float(value) => out.push_str(&format!("{value:?}")),
-            Value::String(value) => out.push_str(&format!("{value:?}")),
+            Value::Float(value) => append(out, value),
+            Value::String(value) => append(out, value),
             Value::Seq(items) => {
                 out.push('[');
                 for item in items {
@@ -81,7 +81,8 @@ impl Value {
                 sorted.sort_by(|left, right| left.0.name.cmp(&right.0.name));
                 out.push('{');
                 for (key, node) in sorted {
-                    out.push_str(&format!("{:?}:", key.name));
+                    append(out, &key.name);
+                    out.push(':');
                     node.value.canonical(out);
                     out.push(',');
                 }
@@ -91,10 +92,29 @@ impl Value {
     }
 }
 
+/// Appends the quoted form, which tells a number from a text that looks like it.
+fn append(out: &mut String, value: &impl fmt::Debug) {
+    // Writing into a string cannot fail.
+    let _ = write!(out, "{value:?}");
+}
+
+/// The double next to a whole number.
+fn approximate(value: &impl ToString) -> f64 {
+    value.to_string().parse().unwrap_or(f64::INFINITY)
+}
+
 /// The first forty characters of a text on one line.
 pub(super) fn shorten(text: &str) -> String {
-    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(40).collect();
-    if text.chars().count() > 40 { format!("{line}...") } else { line }
+    let line: String = text
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .take(40)
+        .collect();
+    if text.chars().count() > 40 {
+        format!("{line}...")
+    } else {
+        line
+    }
 }
 
 /// The tree as the parser hands it over, before file names are put in.
@@ -145,15 +165,15 @@ impl<'de> Deserialize<'de> for Contents {
 
             fn visit_u64<E>(self, value: u64) -> Result<Contents, E> {
                 // Beyond 2^63 a count is a mistake anyway; keep it so that the message can show it.
-                Ok(i64::try_from(value).map_or(Contents::Float(value as f64), Contents::Int))
+                Ok(i64::try_from(value).map_or(Contents::Float(approximate(&value)), Contents::Int))
             }
 
             fn visit_i128<E>(self, value: i128) -> Result<Contents, E> {
-                Ok(Contents::Float(value as f64))
+                Ok(Contents::Float(approximate(&value)))
             }
 
             fn visit_u128<E>(self, value: u128) -> Result<Contents, E> {
-                Ok(Contents::Float(value as f64))
+                Ok(Contents::Float(approximate(&value)))
             }
 
             fn visit_f64<E>(self, value: f64) -> Result<Contents, E> {
@@ -199,7 +219,10 @@ impl Parsed {
                 entries
                     .into_iter()
                     .map(|(key, node)| {
-                        let key = Key { location: place(key.referenced), name: key.value };
+                        let key = Key {
+                            location: place(key.referenced),
+                            name: key.value,
+                        };
                         (key, node.located(place))
                     })
                     .collect(),
@@ -213,6 +236,8 @@ fn parse_text(text: &str) -> Result<Parsed, serde_yaml::Error> {
     let options = serde_yaml::options! {
         // Otherwise the keys `n` and `y` of a matmul would be booleans.
         strict_booleans: true,
+        // Refused later, where the field can be named.
+        non_finite_float_policy: serde_yaml::NonFiniteFloatPolicy::PassThrough,
         // The source line is drawn by our own error type.
         with_snippet: false,
     };
@@ -240,7 +265,11 @@ pub(super) fn parse_file(name: &Arc<str>, text: &str) -> Result<Node, ConfigErro
         Ok(parsed) => Ok(parsed.located(&place)),
         Err(error) => {
             let location = error.location().map_or(
-                Location::File { name: Arc::clone(name), line: 1, column: 1 },
+                Location::File {
+                    name: Arc::clone(name),
+                    line: 1,
+                    column: 1,
+                },
                 place,
             );
             let source = source_line(text, &location);
@@ -255,7 +284,10 @@ pub(super) fn parse_file(name: &Arc<str>, text: &str) -> Result<Node, ConfigErro
 /// A [`ConfigError`] at the override where the text is not YAML.
 pub(super) fn parse_override(location: &Location, text: &str) -> Result<Node, ConfigError> {
     if text.trim().is_empty() {
-        return Ok(Node { value: Value::Null, location: location.clone() });
+        return Ok(Node {
+            value: Value::Null,
+            location: location.clone(),
+        });
     }
     match parse_text(text) {
         Ok(parsed) => Ok(parsed.located(&|_| location.clone())),
@@ -266,11 +298,22 @@ pub(super) fn parse_override(location: &Location, text: &str) -> Result<Node, Co
 /// Troubles that the parser reports in a way that helps nobody: binary contents and tabs.
 fn unreadable(name: &Arc<str>, text: &str) -> Option<ConfigError> {
     for (index, line) in text.lines().enumerate() {
-        let at = |column: usize| Location::File { name: Arc::clone(name), line: index + 1, column };
+        let at = |column: usize| Location::File {
+            name: Arc::clone(name),
+            line: index + 1,
+            column,
+        };
         if let Some(position) = line.chars().position(|c| c == '\0') {
-            return Some(ConfigError::new(at(position + 1), "not a text file: found a zero byte", None));
+            return Some(ConfigError::new(
+                at(position + 1),
+                "not a text file: found a zero byte",
+                None,
+            ));
         }
-        let indentation = line.chars().take_while(|c| c.is_whitespace()).position(|c| c == '\t');
+        let indentation = line
+            .chars()
+            .take_while(|c| c.is_whitespace())
+            .position(|c| c == '\t');
         let blank = line.trim().is_empty() || line.trim_start().starts_with('#');
         if let Some(position) = indentation
             && !blank
@@ -288,9 +331,16 @@ fn parser_message(error: &serde_yaml::Error) -> String {
             format!("duplicate key `{key}`; keep one of them")
         }
         serde_yaml::Error::DuplicateMappingKey { .. } => "duplicate key; keep one of them".to_owned(),
+        serde_yaml::Error::MultipleDocuments { .. } => {
+            "a second document starts here; keep one per file".to_owned()
+        }
         _ => {
             let full = error.to_string();
-            let line = full.lines().next().unwrap_or("unreadable").trim_start_matches("error: ");
+            let line = full
+                .lines()
+                .next()
+                .unwrap_or("unreadable")
+                .trim_start_matches("error: ");
             // The location stands in front of our message already.
             let message = line.split(" at line ").next().unwrap_or(line);
             format!("not valid YAML: {message}")

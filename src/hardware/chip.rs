@@ -1,4 +1,5 @@
-//! The accelerator as the timing model sees it: validated, in SI units, with every derived rate one call away.
+//! The accelerator as the timing model sees it: validated, in SI units, with every derived rate one call
+//! away.
 //!
 //! A [`Chip`] is made from a `hw/*.yaml` file by [`crate::hardware::load`]; nothing else constructs one, so a
 //! `Chip` in hand has passed every check.
@@ -66,7 +67,10 @@ impl Provenance {
     #[must_use]
     pub fn of(&self, field: &str) -> &Provenance {
         let group = field.split('.').next().unwrap_or(field);
-        self.except.get(field).or_else(|| self.except.get(group)).unwrap_or(self)
+        self.except
+            .get(field)
+            .or_else(|| self.except.get(group))
+            .unwrap_or(self)
     }
 }
 
@@ -83,7 +87,7 @@ pub enum Architecture {
 /// The matrix units of one core.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MatrixUnit {
-    /// Arrays per core (TPU: MXUs of a TensorCore; GPU: tensor cores of an SM).
+    /// Arrays per core (TPU: MXUs of a `TensorCore`; GPU: tensor cores of an SM).
     pub count: u32,
     /// Stationary rows of one array: the contraction depth of one pass.
     pub rows: u32,
@@ -118,7 +122,8 @@ pub struct VectorUnit {
     pub lanes: u32,
     /// Elements along the second-minor dimension of a register (f32).
     pub sublanes: u32,
-    /// Vector registers of `lanes x sublanes` 32-bit words (GPU: the 32-bit register file divided by `lanes`).
+    /// Vector registers of `lanes x sublanes` 32-bit words (GPU: the 32-bit register file divided by
+    /// `lanes`).
     pub registers: u32,
     /// Slots per cycle.
     pub slots: VectorSlots,
@@ -195,7 +200,7 @@ pub struct Chip {
     pub title: String,
     /// TPU or GPU.
     pub architecture: Architecture,
-    /// Cores of the whole chip (TensorCores or SMs).
+    /// Cores of the whole chip (`TensorCore`s or SMs).
     pub cores_per_chip: u32,
     /// Cores of one device as JAX or CUDA shows it.
     pub cores_per_device: u32,
@@ -239,14 +244,22 @@ impl Chip {
     /// # Errors
     /// [`ConfigError`] naming the states the chip has.
     pub fn with_clock(&self, state: &str) -> Result<Chip, ConfigError> {
-        match self.clock_states.iter().find(|candidate| candidate.name == state) {
-            Some(found) => Ok(Chip { clock: found.clone(), ..self.clone() }),
-            None => {
-                let names: Vec<&str> = self.clock_states.iter().map(|state| state.name.as_str()).collect();
-                let tail = suggestion(state, &names, "it has");
-                Err(ConfigError::argument(format!("`{}` has no clock state `{state}`; {tail}", self.name)))
-            }
+        if let Some(found) = self.clock_states.iter().find(|candidate| candidate.name == state) {
+            return Ok(Chip {
+                clock: found.clone(),
+                ..self.clone()
+            });
         }
+        let names: Vec<&str> = self
+            .clock_states
+            .iter()
+            .map(|state| state.name.as_str())
+            .collect();
+        let tail = suggestion(state, &names, "it has");
+        Err(ConfigError::argument(format!(
+            "`{}` has no clock state `{state}`; {tail}",
+            self.name
+        )))
     }
 
     /// The same chip where one device has `cores` of its cores; memory bandwidth per device follows.
@@ -260,7 +273,10 @@ impl Chip {
                 self.name, self.cores_per_chip
             )));
         }
-        Ok(Chip { cores_per_device: cores, ..self.clone() })
+        Ok(Chip {
+            cores_per_device: cores,
+            ..self.clone()
+        })
     }
 
     /// Rows streamed through one array per cycle. `f16` runs at the rate of `bf16` and `fp8_e5m2` at that of
@@ -283,7 +299,8 @@ impl Chip {
         Some(cells * self.rows_per_cycle(dtype)? * 2.0)
     }
 
-    /// Peak rate of the matrix units of one device: cores x count x rows x columns x rows per cycle x 2 x clock.
+    /// Peak rate of the matrix units of one device: cores x count x rows x columns x rows per cycle x 2 x
+    /// clock.
     #[must_use]
     pub fn matrix_flops_per_second(&self, dtype: Dtype) -> Option<FlopsPerSecond> {
         let per_cycle = self.matrix_flops_per_core_and_cycle(dtype)? * f64::from(self.cores_per_device);
@@ -364,8 +381,8 @@ impl Chip {
         Some(self.matrix_flops_per_second(dtype)? / self.hbm_bandwidth_per_device())
     }
 
-    /// How many matrix operations (bf16, a multiply-add counted as two) the device does in the time of one vector
-    /// operation: the price of work that cannot use the matrix units.
+    /// How many matrix operations (bf16, a multiply-add counted as two) the device does in the time of one
+    /// vector operation: the price of work that cannot use the matrix units.
     #[must_use]
     pub fn matrix_to_vector_ratio(&self) -> Option<f64> {
         Some(self.matrix_flops_per_second(Dtype::Bf16)? / self.vector_ops_per_second())

@@ -76,8 +76,8 @@ pub(super) struct SlotsFile {
     pub(super) store: f64,
 }
 
-/// A block of numbers with their source. serde's `flatten` would spoil the messages about unknown keys, so the
-/// four fields are written into each struct.
+/// A block of numbers with their source. serde's `flatten` would spoil the messages about unknown keys, so
+/// the four fields are written into each struct.
 macro_rules! block {
     ($(#[$doc:meta])* $name:ident { $($field:ident: $kind:ty),* $(,)? } $(also $($extra:literal),*)?) => {
         $(#[$doc])*
@@ -100,7 +100,11 @@ macro_rules! block {
             ///
             /// # Errors
             /// Where `except` names a field that the block does not have, or a source is empty.
-            pub(super) fn provenance(&self, document: &Document, path: &str) -> Result<Provenance, ConfigError> {
+            pub(super) fn provenance(
+                &self,
+                document: &Document,
+                path: &str,
+            ) -> Result<Provenance, ConfigError> {
                 provenance(
                     document,
                     path,
@@ -167,12 +171,23 @@ fn provenance(
     except: &BTreeMap<String, SourceFile>,
 ) -> Result<Provenance, ConfigError> {
     if source.trim().is_empty() {
-        return Err(document.error_at(&format!("{path}.source"), "expected where the numbers come from, found nothing"));
+        return Err(document.error_at(
+            &format!("{path}.source"),
+            "expected where the numbers come from, found nothing",
+        ));
     }
-    let mut block = Provenance { kind, source: source.to_owned(), note: note.to_owned(), except: BTreeMap::new() };
+    let mut block = Provenance {
+        kind,
+        source: source.to_owned(),
+        note: note.to_owned(),
+        except: BTreeMap::new(),
+    };
     for (field, entry) in except {
         if !fields.contains(&field.as_str()) {
-            let message = format!("unknown field `{field}`; {}", suggestion(field, fields, "the block has"));
+            let message = format!(
+                "unknown field `{field}`; {}",
+                suggestion(field, fields, "the block has")
+            );
             return Err(document.error_at_key(&format!("{path}.except.{field}"), message));
         }
         let own = Provenance {
@@ -183,7 +198,12 @@ fn provenance(
         };
         block.except.insert(field.clone(), own);
     }
-    for field in fields {
+    let group = |field: &str| {
+        let mut others = fields.iter().filter_map(|other| other.strip_prefix(field));
+        others.any(|rest| rest.starts_with('.'))
+    };
+    // The fields of a group answer for themselves.
+    for field in fields.iter().filter(|field| !group(field)) {
         // What a person tries out is nobody's published figure, whatever the file says about the rest.
         if let Some(text) = document.overridden(&format!("{path}.{field}")) {
             let own = Provenance {

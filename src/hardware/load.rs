@@ -23,6 +23,9 @@ const SHIPPED: &[(&str, &str)] = &[
     ("rtx-4090", include_str!("../../hw/rtx-4090.yaml")),
 ];
 
+/// A commented file to start from; it loads as it is.
+pub const TEMPLATE: &str = include_str!("template.yaml");
+
 /// Names of the shipped chips.
 #[must_use]
 pub fn shipped() -> Vec<&'static str> {
@@ -32,27 +35,27 @@ pub fn shipped() -> Vec<&'static str> {
 /// Whether an argument names a file rather than something shipped: it has a `/` or ends in `.yaml` or `.yml`.
 #[must_use]
 pub fn is_path(argument: &str) -> bool {
-    let extension = Path::new(argument).extension().and_then(|extension| extension.to_str());
+    let extension = Path::new(argument)
+        .extension()
+        .and_then(|extension| extension.to_str());
     argument.contains(['/', '\\']) || matches!(extension, Some("yaml" | "yml"))
 }
 
 /// Parses a shipped file or a file by path, without checking its values.
 ///
 /// # Errors
-/// For a name that is not shipped, with the nearest one and all of them; for a file that cannot be read or is not
-/// YAML.
+/// For a name that is not shipped, with the nearest one and all of them; for a file that cannot be read or
+/// is not YAML.
 pub fn read(name_or_path: &str) -> Result<Document, ConfigError> {
     if is_path(name_or_path) {
         return Document::read(name_or_path);
     }
-    match SHIPPED.iter().find(|(name, _)| *name == name_or_path) {
-        Some((name, text)) => Document::parse(&format!("hw/{name}.yaml"), text),
-        None => {
-            let tail = suggestion(name_or_path, &shipped(), "shipped");
-            let message = format!("unknown hardware `{name_or_path}`; {tail}; a path to a file ends in `.yaml`");
-            Err(ConfigError::argument(message))
-        }
+    if let Some((name, text)) = SHIPPED.iter().find(|(name, _)| *name == name_or_path) {
+        return Document::parse(&format!("hw/{name}.yaml"), text);
     }
+    let tail = suggestion(name_or_path, &shipped(), "shipped");
+    let message = format!("unknown hardware `{name_or_path}`; {tail}; a path to a file ends in `.yaml`");
+    Err(ConfigError::argument(message))
 }
 
 /// The chip called `name_or_path`, with its file for messages and digests.
@@ -67,14 +70,20 @@ pub fn load(name_or_path: &str) -> Result<(Chip, Document), ConfigError> {
 ///
 /// # Errors
 /// As [`load`], and for an override that is malformed or names a field that does not exist.
-pub fn load_with<S: AsRef<str>>(name_or_path: &str, overrides: &[S]) -> Result<(Chip, Document), ConfigError> {
+pub fn load_with<S: AsRef<str>>(
+    name_or_path: &str,
+    overrides: &[S],
+) -> Result<(Chip, Document), ConfigError> {
     let mut document = read(name_or_path)?;
     for text in overrides {
         let text = text.as_ref();
         let assignment = text.strip_prefix("hw.").unwrap_or(text);
         document.set_as(assignment, &format!("--set {text}"))?;
     }
-    let name = Path::new(name_or_path).file_stem().and_then(|stem| stem.to_str()).unwrap_or(name_or_path);
+    let name = Path::new(name_or_path)
+        .file_stem()
+        .and_then(|stem| stem.to_str())
+        .unwrap_or(name_or_path);
     // `tpu-v5e` has no extension, but a name such as `b200.5` would lose its end.
     let name = if is_path(name_or_path) { name } else { name_or_path };
     let chip = resolve(name, &document)?;

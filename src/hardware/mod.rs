@@ -13,9 +13,11 @@ mod chip;
 mod file;
 mod load;
 mod resolve;
+#[cfg(test)]
+mod tests;
 
 pub use chip::{
-    Architecture, Chip, ClockState, Hbm, Interconnect, Kind, MatrixUnit, OnChipMemory, Provenance, PublishedFigure,
-    VectorSlots, VectorUnit,
+    Architecture, Chip, ClockState, Hbm, Interconnect, Kind, MatrixUnit, OnChipMemory, Provenance,
+    PublishedFigure, VectorSlots, VectorUnit,
 };
-pub use load::{is_path, load, load_with, read, shipped};
+pub use load::{TEMPLATE, is_path, load, load_with, read, shipped};

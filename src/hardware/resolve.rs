@@ -1,7 +1,8 @@
 //! From a hardware file to a checked [`Chip`].
 
 use super::chip::{
-    Chip, ClockState, Hbm, Interconnect, MatrixUnit, OnChipMemory, PublishedFigure, VectorSlots, VectorUnit, dtype_named,
+    Chip, ClockState, Hbm, Interconnect, MatrixUnit, OnChipMemory, PublishedFigure, VectorSlots, VectorUnit,
+    dtype_named,
 };
 use super::file::ChipFile;
 use crate::config::{ConfigError, Document, listed, suggestion};
@@ -18,7 +19,11 @@ pub(super) fn resolve(name: &str, document: &Document) -> Result<Chip, ConfigErr
     let mut clock_states = Vec::new();
     for (state, entry) in &file.clock.states {
         let provenance = entry.provenance(document, &format!("clock.states.{state}"))?;
-        clock_states.push(ClockState { name: state.clone(), frequency: entry.frequency, provenance });
+        clock_states.push(ClockState {
+            name: state.clone(),
+            frequency: entry.frequency,
+            provenance,
+        });
     }
     // The default first; the sort is stable, so the others keep the order of their names.
     clock_states.sort_by_key(|state| state.name != file.clock.default);
@@ -129,7 +134,10 @@ fn complaints(file: &ChipFile, document: &Document) -> Vec<ConfigError> {
     let mut complain = |path: &str, message: String| errors.push(document.error_at(path, message));
     if file.cores.per_device > file.cores.per_chip {
         let (device, chip) = (file.cores.per_device, file.cores.per_chip);
-        complain("cores.per_device", format!("expected at most the {chip} cores of the chip, found `{device}`"));
+        complain(
+            "cores.per_device",
+            format!("expected at most the {chip} cores of the chip, found `{device}`"),
+        );
     }
     if file.matrix_unit.rows_per_cycle.is_empty() {
         let message = "expected a rate for at least one number format, such as `{ bf16: 1 }`, found none";
@@ -142,16 +150,26 @@ fn complaints(file: &ChipFile, document: &Document) -> Vec<ConfigError> {
     }
     let states: Vec<&str> = file.clock.states.keys().map(String::as_str).collect();
     if states.is_empty() {
-        let message = "expected at least one clock state, such as `default: { frequency: 1.05 GHz, ... }`, found none";
+        let message =
+            "expected at least one clock state, such as `default: { frequency: 1.05 GHz, ... }`, found none";
         complain("clock.states", message.to_owned());
     } else if !states.contains(&file.clock.default.as_str()) {
         let name = &file.clock.default;
-        complain("clock.default", format!("unknown clock state `{name}`; {}", suggestion(name, &states, "states")));
+        complain(
+            "clock.default",
+            format!(
+                "unknown clock state `{name}`; {}",
+                suggestion(name, &states, "states")
+            ),
+        );
     }
     for (index, figure) in file.published.iter().enumerate() {
         if !states.is_empty() && !states.contains(&figure.clock.as_str()) {
             let tail = suggestion(&figure.clock, &states, "states");
-            complain(&format!("published.{index}.clock"), format!("unknown clock state `{}`; {tail}", figure.clock));
+            complain(
+                &format!("published.{index}.clock"),
+                format!("unknown clock state `{}`; {tail}", figure.clock),
+            );
         }
         if let Some(message) = unknown_quantity(&figure.quantity) {
             complain(&format!("published.{index}.quantity"), message);
@@ -166,8 +184,14 @@ fn unknown_quantity(quantity: &str) -> Option<String> {
         Some(("matrix", name)) if dtype_named(name).is_some() => None,
         Some(("matrix", name)) => {
             let names = Dtype::ALL.map(Dtype::name);
-            Some(format!("unknown number format `{name}`; {}", suggestion(name, &names, "formats")))
+            Some(format!(
+                "unknown number format `{name}`; {}",
+                suggestion(name, &names, "formats")
+            ))
         }
-        _ => Some(format!("unknown quantity `{quantity}`; expected {} or the like", listed(["matrix.bf16", "vector.f32"]))),
+        _ => Some(format!(
+            "unknown quantity `{quantity}`; expected {} or the like",
+            listed(["matrix.bf16", "vector.f32"])
+        )),
     }
 }
