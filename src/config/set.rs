@@ -23,6 +23,12 @@ pub(super) fn apply(root: &mut Node, assignment: &str, label: &str) -> Result<()
             "empty name in the path `{path}`; write names separated by single dots"
         )));
     }
+    // As deep as the parser lets a file be, so that a path cannot exhaust the stack of a recursive reader.
+    if segments.len() > 64 {
+        let depth = segments.len();
+        let message = format!("path of {depth} names; expected at most 64");
+        return Err(fail(message));
+    }
     let value = parse_override(&location, text)?;
     let mut node = root;
     let mut walked = String::new();

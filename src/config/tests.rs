@@ -323,6 +323,8 @@ fn overrides_change_create_and_fail_aloud() -> Result<(), ConfigError> {
         complaint("steps.7=load"),
         "--set steps.7=load: `steps` has no field `7`: it is a list of 3; write a position from 0 to 2"
     );
+    let deep = complaint(&format!("{}=1", vec!["a"; 70_000].join(".")));
+    assert!(deep.ends_with(": path of 70000 names; expected at most 64"));
     assert!(complaint("rates=[1").starts_with("--set rates=[1: not valid YAML: "));
     assert_eq!(complaint("memory.banks="), {
         "--set memory.banks=: memory.banks: expected a whole number from 0 to 4294967295, found nothing"
