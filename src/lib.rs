@@ -2,4 +2,6 @@
 
 pub mod dtype;
 pub mod graph;
+pub mod mechanisms;
 pub mod report;
+pub mod workload;
