@@ -2,6 +2,7 @@
 
 pub mod dtype;
 pub mod graph;
+pub mod kernels;
 pub mod mechanisms;
 pub mod report;
 pub mod workload;
