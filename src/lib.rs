@@ -1,8 +1,12 @@
 //! tpusim: how long the stages of a linear-attention layer take on a TPU or GPU, and which unit binds them.
 
+pub mod config;
 pub mod dtype;
 pub mod graph;
+pub mod hardware;
 pub mod kernels;
 pub mod mechanisms;
 pub mod report;
+pub mod timing;
+pub mod units;
 pub mod workload;

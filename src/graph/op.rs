@@ -1,13 +1,14 @@
 //! The operations of the graph.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Graph;
 use crate::dtype::Dtype;
 
 /// Matrix products of f32 operands, decomposed into bf16 passes as the TPU compiler does
 /// (JAX documentation, "Matmul precision": `DEFAULT`, `HIGH`, `HIGHEST`). Operands of at most 16 bits always take one pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Precision {
     /// Operands rounded to bf16, one pass.
     Default,

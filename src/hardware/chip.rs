@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::{ConfigError, suggestion};
 use crate::dtype::Dtype;
-use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Hertz};
+use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Hertz, Seconds};
 
 /// How far a number can be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -26,8 +27,28 @@ pub enum Kind {
     Assumed,
 }
 
+impl Kind {
+    /// The word used in files and tables.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Measured => "measured",
+            Kind::Fitted => "fitted",
+            Kind::Published => "published",
+            Kind::Derived => "derived",
+            Kind::Assumed => "assumed",
+        }
+    }
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
 /// Where a number comes from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Provenance {
     /// How far it can be trusted.
     pub kind: Kind,
@@ -35,6 +56,18 @@ pub struct Provenance {
     pub source: String,
     /// Disagreeing sources and why this one was taken; empty where there is nothing to say.
     pub note: String,
+    /// Fields of the block that come from elsewhere, by name (`rows_per_cycle`, `slots.transcendental`).
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub except: BTreeMap<String, Provenance>,
+}
+
+impl Provenance {
+    /// Where one field of the block comes from: its own entry, that of the group it is in, or the block's.
+    #[must_use]
+    pub fn of(&self, field: &str) -> &Provenance {
+        let group = field.split('.').next().unwrap_or(field);
+        self.except.get(field).or_else(|| self.except.get(group)).unwrap_or(self)
+    }
 }
 
 /// Whether the chip schedules very long instruction words (TPU) or many threads (GPU).
@@ -89,8 +122,24 @@ pub struct VectorUnit {
     pub registers: u32,
     /// Slots per cycle.
     pub slots: VectorSlots,
-    /// Operations per lane and cycle of one ALU slot that a datasheet counts: 2 where a fused multiply-add counts as two.
+    /// Operations per lane and cycle of one ALU slot that a datasheet counts: 2 where a fused multiply-add
+    /// counts as two.
     pub flops_per_alu_op: f64,
+    /// Source of the block.
+    pub provenance: Provenance,
+}
+
+/// Cycles from the issue of an operation to its result, when nothing else is in flight.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Latency {
+    /// A matrix product of at most one tile, operands and result in registers.
+    pub matrix_result: f64,
+    /// A vector ALU operation.
+    pub vector: f64,
+    /// A transcendental operation.
+    pub transcendental: f64,
+    /// A cross-lane operation.
+    pub cross_lane: f64,
     /// Source of the block.
     pub provenance: Provenance,
 }
@@ -167,12 +216,16 @@ pub struct Chip {
     pub cores_per_device: u32,
     /// Source of the two core counts.
     pub cores_provenance: Provenance,
-    /// All clock states, the default first.
+    /// The clock state the derived rates hold in.
+    pub clock: ClockState,
+    /// All clock states, the file's default first.
     pub clock_states: Vec<ClockState>,
     /// Matrix units of one core.
     pub matrix_unit: MatrixUnit,
     /// Vector unit of one core.
     pub vector_unit: VectorUnit,
+    /// Latencies of the units of one core.
+    pub latency: Latency,
     /// VMEM or shared memory of one core.
     pub on_chip: OnChipMemory,
     /// Last-level cache of the chip (GPU L2; v4 CMEM), where there is one.
@@ -182,11 +235,173 @@ pub struct Chip {
     /// Links between chips.
     pub interconnect: Option<Interconnect>,
     /// Time from the start of a kernel to its first instruction and back, per kernel.
-    pub launch: crate::units::Seconds,
+    pub launch: Seconds,
     /// Source of `launch`.
     pub launch_provenance: Provenance,
     /// Figures to compare with.
     pub published: Vec<PublishedFigure>,
     /// Quantities that nobody publishes and the model would like to have, in words.
     pub unknown: Vec<String>,
+}
+
+impl Chip {
+    /// Clock of the state in use.
+    #[must_use]
+    pub fn clock(&self) -> Hertz {
+        self.clock.frequency
+    }
+
+    /// The same chip in another of its clock states.
+    ///
+    /// # Errors
+    /// [`ConfigError`] naming the states the chip has.
+    pub fn with_clock(&self, state: &str) -> Result<Chip, ConfigError> {
+        match self.clock_states.iter().find(|candidate| candidate.name == state) {
+            Some(found) => Ok(Chip { clock: found.clone(), ..self.clone() }),
+            None => {
+                let names: Vec<&str> = self.clock_states.iter().map(|state| state.name.as_str()).collect();
+                let tail = suggestion(state, &names, "it has");
+                Err(ConfigError::argument(format!("`{}` has no clock state `{state}`; {tail}", self.name)))
+            }
+        }
+    }
+
+    /// The same chip where one device has `cores` of its cores; memory bandwidth per device follows.
+    ///
+    /// # Errors
+    /// [`ConfigError`] where `cores` is zero or more than the chip has.
+    pub fn with_cores(&self, cores: u32) -> Result<Chip, ConfigError> {
+        if cores == 0 || cores > self.cores_per_chip {
+            return Err(ConfigError::argument(format!(
+                "`{}` cannot use {cores} cores; expected 1 to {}",
+                self.name, self.cores_per_chip
+            )));
+        }
+        Ok(Chip { cores_per_device: cores, ..self.clone() })
+    }
+
+    /// Rows streamed through one array per cycle. `f16` runs at the rate of `bf16` and `fp8_e5m2` at that of
+    /// `fp8_e4m3` where the file gives none of their own; `None` where the matrix unit has no native rate.
+    #[must_use]
+    pub fn rows_per_cycle(&self, dtype: Dtype) -> Option<f64> {
+        let rates = &self.matrix_unit.rows_per_cycle;
+        let stand_in = match dtype {
+            Dtype::F16 => Some(Dtype::Bf16),
+            Dtype::Fp8E5m2 => Some(Dtype::Fp8E4m3),
+            _ => None,
+        };
+        rates.get(&dtype).or_else(|| rates.get(&stand_in?)).copied()
+    }
+
+    /// Multiply-adds, counted as two operations, of one core per cycle.
+    fn matrix_flops_per_core_and_cycle(&self, dtype: Dtype) -> Option<f64> {
+        let unit = &self.matrix_unit;
+        let cells = f64::from(unit.count) * f64::from(unit.rows) * f64::from(unit.columns);
+        Some(cells * self.rows_per_cycle(dtype)? * 2.0)
+    }
+
+    /// Peak rate of the matrix units of one device: cores x count x rows x columns x rows per cycle x 2 x clock.
+    #[must_use]
+    pub fn matrix_flops_per_second(&self, dtype: Dtype) -> Option<FlopsPerSecond> {
+        let per_cycle = self.matrix_flops_per_core_and_cycle(dtype)? * f64::from(self.cores_per_device);
+        Some(FlopsPerSecond(per_cycle * self.clock().get()))
+    }
+
+    /// As [`Chip::matrix_flops_per_second`], for the whole chip.
+    #[must_use]
+    pub fn matrix_flops_per_second_chip(&self, dtype: Dtype) -> Option<FlopsPerSecond> {
+        let per_cycle = self.matrix_flops_per_core_and_cycle(dtype)? * f64::from(self.cores_per_chip);
+        Some(FlopsPerSecond(per_cycle * self.clock().get()))
+    }
+
+    /// Elements of one vector register: lanes x sublanes.
+    #[must_use]
+    pub fn register_elements(&self) -> f64 {
+        f64::from(self.vector_unit.lanes) * f64::from(self.vector_unit.sublanes)
+    }
+
+    fn slot_rate(&self, slots: f64) -> FlopsPerSecond {
+        let cores = f64::from(self.cores_per_device);
+        FlopsPerSecond(cores * self.register_elements() * slots * self.clock().get())
+    }
+
+    /// Vector operations of one device per second, a multiply-add counted once:
+    /// cores x lanes x sublanes x ALU slots x clock.
+    #[must_use]
+    pub fn vector_ops_per_second(&self) -> FlopsPerSecond {
+        self.slot_rate(self.vector_unit.slots.alu)
+    }
+
+    /// Vector rate of one device as a datasheet counts it, a fused multiply-add as two where there is one.
+    #[must_use]
+    pub fn vector_flops_per_second(&self) -> FlopsPerSecond {
+        self.vector_ops_per_second() * self.vector_unit.flops_per_alu_op
+    }
+
+    /// Exponentials, reciprocals and their like of one device per second.
+    #[must_use]
+    pub fn transcendentals_per_second(&self) -> FlopsPerSecond {
+        self.slot_rate(self.vector_unit.slots.transcendental)
+    }
+
+    /// The share of the chip that one device is.
+    #[must_use]
+    pub fn device_share(&self) -> f64 {
+        f64::from(self.cores_per_device) / f64::from(self.cores_per_chip)
+    }
+
+    /// Datasheet bandwidth of device memory for one device: that of the chip times the share of its cores.
+    #[must_use]
+    pub fn hbm_bandwidth_per_device(&self) -> BytesPerSecond {
+        self.hbm.bandwidth * self.device_share()
+    }
+
+    /// Bandwidth that a long stream of one device reaches.
+    #[must_use]
+    pub fn achievable_hbm_bandwidth_per_device(&self) -> BytesPerSecond {
+        self.hbm_bandwidth_per_device() * self.hbm.achievable
+    }
+
+    /// Device memory of one device.
+    #[must_use]
+    pub fn hbm_capacity_per_device(&self) -> Bytes {
+        self.hbm.capacity * self.device_share()
+    }
+
+    /// VMEM, or shared memory, of all cores of one device.
+    #[must_use]
+    pub fn on_chip_per_device(&self) -> Bytes {
+        self.on_chip.capacity * f64::from(self.cores_per_device)
+    }
+
+    /// Operations per byte of device memory above which the matrix units bind rather than the memory, at the
+    /// datasheet bandwidth.
+    #[must_use]
+    pub fn ridge_point(&self, dtype: Dtype) -> Option<f64> {
+        Some(self.matrix_flops_per_second(dtype)? / self.hbm_bandwidth_per_device())
+    }
+
+    /// How many matrix operations (bf16, a multiply-add counted as two) the device does in the time of one vector
+    /// operation: the price of work that cannot use the matrix units.
+    #[must_use]
+    pub fn matrix_to_vector_ratio(&self) -> Option<f64> {
+        Some(self.matrix_flops_per_second(Dtype::Bf16)? / self.vector_ops_per_second())
+    }
+
+    /// What the description derives for a published figure: for the whole chip, in the figure's clock state.
+    /// `None` for a quantity that the description has no rate for.
+    #[must_use]
+    pub fn derived(&self, figure: &PublishedFigure) -> Option<FlopsPerSecond> {
+        let state = self.with_clock(&figure.clock).ok()?;
+        match figure.quantity.split_once('.')? {
+            ("matrix", name) => state.matrix_flops_per_second_chip(dtype_named(name)?),
+            ("vector", _) => Some(state.vector_flops_per_second() / self.device_share()),
+            _ => None,
+        }
+    }
+}
+
+/// The format called `name` in files.
+pub(super) fn dtype_named(name: &str) -> Option<Dtype> {
+    Dtype::ALL.into_iter().find(|dtype| dtype.name() == name)
 }

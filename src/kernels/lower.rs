@@ -205,7 +205,7 @@ fn live_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
             // Stacked results of a scan are consumed chunk by chunk in the same kernel, or written out.
             let results = match &node.op {
                 Op::Scan(_) => 0,
-                _ => node.results.iter().map(super::super::graph::TensorType::bytes).sum(),
+                _ => node.results.iter().map(crate::graph::TensorType::bytes).sum(),
             };
             live += results;
             peak = peak.max(live);

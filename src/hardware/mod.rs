@@ -1,0 +1,21 @@
+//! Accelerators: the files that describe them, and the checked [`Chip`] the timing model works with.
+//!
+//! ```
+//! use tpusim::dtype::Dtype;
+//!
+//! let (chip, _) = tpusim::hardware::load("tpu-v5e")?;
+//! let peak = chip.matrix_flops_per_second(Dtype::Bf16).map_or(0.0, |rate| rate.get());
+//! assert!((peak / 197e12 - 1.0).abs() < 0.01);
+//! # Ok::<(), tpusim::config::ConfigError>(())
+//! ```
+
+mod chip;
+mod file;
+mod load;
+mod resolve;
+
+pub use chip::{
+    Architecture, Chip, ClockState, Hbm, Interconnect, Kind, Latency, MatrixUnit, OnChipMemory, Provenance, PublishedFigure,
+    VectorSlots, VectorUnit,
+};
+pub use load::{is_path, load, load_with, read, shipped};
