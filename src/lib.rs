@@ -7,6 +7,7 @@ pub mod hardware;
 pub mod kernels;
 pub mod mechanisms;
 pub mod report;
+pub mod study;
 pub mod timing;
 pub mod units;
 pub mod workload;

@@ -48,7 +48,8 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
                 grid,
                 carried_bytes,
                 live_bytes,
-                units_per_program: group.units_per_program,
+                units_per_program: group.program.map(|program| program.heads),
+                steps_per_program: group.program.map_or(1, |program| program.chunks.min(grid.sequential)),
                 work: members.iter().map(|&id| work::node_work(graph, id)).sum::<Work>(),
                 padding: if in_core { padding } else { 0.0 },
             })
@@ -148,7 +149,7 @@ fn transfers(graph: &Graph, members: &BTreeSet<NodeId>) -> (Vec<Transfer>, Vec<T
 }
 
 /// Bytes one program of a streaming kernel takes at a time; a few double-buffered blocks of it fit every chip.
-const STREAM_BLOCK_BYTES: u64 = 1 << 20;
+const STREAM_BLOCK_BYTES: u64 = 1 << 17;
 
 fn grid(graph: &Graph, members: &BTreeSet<NodeId>, reads: &[Transfer], writes: &[Transfer]) -> Grid {
     let scan = members.iter().find_map(|&id| match &graph.node(id).op {
@@ -257,6 +258,7 @@ impl Lowering<'_> {
             count: instances(self.graph, id),
             after,
             value_columns,
+            carried: false,
         };
         self.ops.push(op);
         self.produced_by.insert(id, vec![self.ops.len() - 1]);
@@ -288,6 +290,7 @@ impl Lowering<'_> {
                 count: instances(body, id) * trips,
                 after: waits,
                 value_columns,
+                carried: true,
             };
             self.ops.push(op);
             produced.insert(id, vec![self.ops.len() - 1]);

@@ -8,7 +8,7 @@ mod lower;
 mod plan;
 
 pub use lower::lower;
-pub use plan::{Group, Plan};
+pub use plan::{Group, Plan, Program};
 
 use crate::dtype::Dtype;
 use crate::graph::{Stage, Work};
@@ -84,6 +84,8 @@ pub struct KernelOp {
     pub after: Vec<usize>,
     /// Whether its columns are value columns, so that a split of the values over programs divides it.
     pub value_columns: bool,
+    /// Whether it belongs to the loop that carries the state, so that its chain repeats for every chunk of a program.
+    pub carried: bool,
 }
 
 /// Programs of a kernel.
@@ -124,6 +126,8 @@ pub struct Kernel {
     pub live_bytes: u64,
     /// Units one program works on at once; `None` lets the timing take as many as fit on chip.
     pub units_per_program: Option<u64>,
+    /// Sequential steps one program works on; only their carried chains follow each other.
+    pub steps_per_program: u64,
     /// Arithmetic, padding of partial chunks included.
     pub work: Work,
     /// Share of the rows that only pad the last chunk.

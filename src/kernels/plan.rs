@@ -2,6 +2,15 @@
 
 use crate::graph::Stage;
 
+/// What one program of a kernel that carries a state works on at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Program {
+    /// Heads whose chains interleave.
+    pub heads: u64,
+    /// Chunks of a head; their Gram and inverse interleave, their states follow each other.
+    pub chunks: u64,
+}
+
 /// Stages that run in one launch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
@@ -9,8 +18,8 @@ pub struct Group {
     pub first: Stage,
     /// Last stage.
     pub last: Stage,
-    /// Units (heads, or chunks of heads) a program works on at once; `None` takes as many as fit on chip.
-    pub units_per_program: Option<u64>,
+    /// What a program works on, for a launch that carries a state; others take as many units as fit on chip.
+    pub program: Option<Program>,
 }
 
 impl Group {
@@ -62,14 +71,14 @@ impl Plan {
     /// A plan by name.
     ///
     /// `unfused`: a launch per row of the field's stage table, with HBM round trips between them. `fused`: ops 2 to 7a in one launch with the
-    /// state in on-chip memory, one head per program.
+    /// state in on-chip memory. `program` says what a program of the launches with a state works on.
     #[must_use]
-    pub fn named(name: &str) -> Option<Plan> {
+    pub fn named(name: &str, program: Program) -> Option<Plan> {
         use Stage::{
             Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan, WyFactors,
         };
-        let span = |first, last| Group { first, last, units_per_program: None };
-        let scan = |first, last| Group { first, last, units_per_program: Some(1) };
+        let span = |first, last| Group { first, last, program: None };
+        let scan = |first, last| Group { first, last, program: Some(program) };
         let groups = match name {
             "unfused" => vec![
                 span(Projections, Projections),

@@ -83,7 +83,10 @@ pub struct KernelTime {
 struct Step {
     mxu: f64,
     slots: SlotCycles,
+    /// Longest chain from the first operation of the step to the last.
     chain: f64,
+    /// Longest chain inside the loop that carries the state.
+    carried_chain: f64,
 }
 
 /// Times a kernel on a chip.
@@ -103,12 +106,13 @@ pub fn time_kernel(kernel: &Kernel, chip: &Chip) -> KernelTime {
     let step = step_work(kernel, chip, parts);
 
     // Steps that the busiest core runs one after the other, and units in each.
-    let rounds = programs.div_ceil(cores) * kernel.grid.sequential;
-    let (rounds, units) = (rounds as f64, units as f64);
-    let mxu = step.mxu * units * rounds;
-    let slots = step.slots * (units * rounds);
-    // A multiprocessor keeps several programs in flight, which hides their chains from each other as units of one program do.
-    let chain = step.chain * rounds;
+    let chunks = kernel.steps_per_program.max(1);
+    let rounds = programs.div_ceil(cores) * kernel.grid.sequential.div_ceil(chunks);
+    let (rounds, units, chunks) = (rounds as f64, units as f64, chunks as f64);
+    let mxu = step.mxu * units * chunks * rounds;
+    let slots = step.slots * (units * chunks * rounds);
+    // Chains of different heads and chunks of a program interleave; those of the state follow each other.
+    let chain = (step.chain + (chunks - 1.0) * step.carried_chain) * rounds;
     let micros = |cycles: f64| cycles / chip.clock().get() * 1e6;
 
     let bytes = kernel.hbm_bytes() as f64;
@@ -145,7 +149,7 @@ pub fn time_kernel(kernel: &Kernel, chip: &Chip) -> KernelTime {
         cores_used,
         units_per_program: units as u64,
         value_parts: parts,
-        working_set: working_set(kernel, parts, units as u64),
+        working_set: working_set(kernel, parts, units as u64 * kernel.steps_per_program),
         mxu_lane: matrix::lane_utilisation(chip, flops as f64 / cores_used as f64, mxu).min(1.0),
         remarks,
     }
@@ -212,6 +216,7 @@ fn step_work(kernel: &Kernel, chip: &Chip, parts: u64) -> Step {
     let steps = kernel.grid.steps().max(1) as f64;
     let mut step = Step::default();
     let mut finish = vec![0.0_f64; kernel.ops.len()];
+    let mut carried_finish = vec![0.0_f64; kernel.ops.len()];
     for (i, op) in kernel.ops.iter().enumerate() {
         let cost = operation(op, chip, parts);
         let per_step = op.count as f64 / steps;
@@ -220,8 +225,13 @@ fn step_work(kernel: &Kernel, chip: &Chip, parts: u64) -> Step {
         let start = op.after.iter().map(|&j| finish[j]).fold(0.0, f64::max);
         let occupied = cost.mxu.max(cost.slots.busiest()) * per_step;
         finish[i] = start + cost.latency + occupied;
+        if op.carried {
+            let start = op.after.iter().map(|&j| carried_finish[j]).fold(0.0, f64::max);
+            carried_finish[i] = start + cost.latency + occupied;
+        }
     }
     step.chain = finish.iter().copied().fold(0.0, f64::max);
+    step.carried_chain = carried_finish.iter().copied().fold(0.0, f64::max);
     // The boundary of a kernel is loaded and stored once.
     let register_bytes = 4.0 * chip.register_elements();
     step.slots += vector::traffic(

@@ -110,8 +110,9 @@ pub fn traffic(chip: &Chip, loaded: f64, stored: f64) -> SlotCycles {
 
 /// Slot-cycles and dependent latency of forward substitution of `rows` rows with `columns` right-hand sides.
 ///
-/// Row `r` subtracts `r` earlier rows: each solved row is spread over the sublanes and multiplied into the rows below it, so the work is a
-/// multiply and a subtract on the registers below, and the chain one spread, multiply and subtract per row.
+/// Each solved row is multiplied into the rows below it and subtracted. The coefficients are known beforehand, so their way through the cross-lane
+/// unit is off the chain; on it are, per row, a multiply, a subtract and the row's way through on-chip memory to be read back on all sublanes, taken
+/// as four vector latencies.
 #[must_use]
 pub fn substitution(chip: &Chip, rows: u64, columns: u64) -> (SlotCycles, f64) {
     let slots = &chip.vector_unit.slots;
@@ -123,6 +124,6 @@ pub fn substitution(chip: &Chip, rows: u64, columns: u64) -> (SlotCycles, f64) {
         cross_lane: rows.saturating_sub(1) as f64 / slots.cross_lane,
         ..SlotCycles::default()
     };
-    let step = chip.latency.cross_lane + 2.0 * chip.latency.vector;
+    let step = 6.0 * chip.latency.vector;
     (cycles, rows.saturating_sub(1) as f64 * step)
 }

@@ -11,7 +11,7 @@ use super::{Numeric, Published, PublishedRow, Workload};
 use crate::config::{ConfigError, Document, listed, suggestion};
 use crate::dtype::Dtype;
 use crate::graph::Precision;
-use crate::kernels::Plan;
+use crate::kernels::{Plan, Program};
 use crate::mechanisms::{granularity, gram_variants};
 
 /// A positive whole number.
@@ -60,6 +60,7 @@ struct WorkloadFile {
     _pass: Pass,
     hardware: Vec<String>,
     baseline: Option<String>,
+    program: Option<ProgramFile>,
     numeric: NumericFile,
     published: Option<PublishedFile>,
     #[serde(default)]
@@ -95,6 +96,14 @@ struct LayerFile {
     output_gate: Option<OutputGate>,
     gate_rank: Option<Size>,
     initial_state: Option<InitialState>,
+}
+
+/// What a program of a kernel with a carried state works on.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ProgramFile {
+    heads: Size,
+    tokens: Size,
 }
 
 #[derive(Debug, Deserialize)]
@@ -147,9 +156,26 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
     if file.plans.is_empty() {
         complain("plans", format!("expected at least one of {}, found none", listed(&Plan::NAMES)));
     }
+    let program = match &file.program {
+        Some(ProgramFile { heads, tokens }) => {
+            let chunk = file.layer.chunk.0;
+            if tokens.0 % chunk != 0 {
+                complain("program.tokens", format!("expected a multiple of the chunk {chunk}, found `{}`", tokens.0));
+            }
+            if file.layer.key_heads.0 % heads.0 != 0 {
+                let all = file.layer.key_heads.0;
+                complain("program.heads", format!("expected a divisor of the {all} key heads, found `{}`", heads.0));
+            }
+            Program { heads: heads.0 as u64, chunks: (tokens.0 / chunk).max(1) as u64 }
+        }
+        None => {
+            defaults.push("program: one head and one chunk (default)".to_owned());
+            Program { heads: 1, chunks: 1 }
+        }
+    };
     let mut plans = Vec::new();
     for (i, name) in file.plans.iter().enumerate() {
-        match Plan::named(name) {
+        match Plan::named(name, program) {
             Some(_) if file.plans[..i].contains(name) => {
                 complain(&format!("plans.{i}"), format!("plan `{name}` stands twice"));
             }
@@ -197,6 +223,9 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
     })
 }
 
+/// The program does not matter for the names of a plan's rows.
+const ONE: Program = Program { heads: 1, chunks: 1 };
+
 fn published(file: &PublishedFile, document: &Document, errors: &mut Vec<ConfigError>) -> Published {
     let factor = match file.unit {
         TimeUnit::Microseconds => 1.0,
@@ -206,7 +235,7 @@ fn published(file: &PublishedFile, document: &Document, errors: &mut Vec<ConfigE
     for (name, stages) in [("unfused", &file.unfused), ("fused", &file.fused)] {
         let Some(stages) = stages else { continue };
         let labels: Vec<String> =
-            Plan::named(name).map_or_else(Vec::new, |plan| plan.groups.iter().map(crate::kernels::Group::label).collect());
+            Plan::named(name, ONE).map_or_else(Vec::new, |plan| plan.groups.iter().map(crate::kernels::Group::label).collect());
         for (stage, &value) in stages {
             let path = format!("published.{name}.{stage}");
             if !labels.contains(stage) {
