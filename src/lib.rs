@@ -1,13 +1,17 @@
-//! x
-pub mod config;
-pub mod dtype;
-pub mod hardware;
-pub mod units;
+//! tpusim: how long the stages of a linear-attention layer take on a TPU or GPU, and which unit binds them.
+
 /// Command-line functions.
 pub mod cli {
     pub mod hw;
 }
-/// Output.
-pub mod report {
-    pub mod table;
-}
+pub mod config;
+pub mod dtype;
+pub mod graph;
+pub mod hardware;
+pub mod kernels;
+pub mod mechanisms;
+pub mod report;
+pub mod study;
+pub mod timing;
+pub mod units;
+pub mod workload;

@@ -193,6 +193,14 @@ fn described(chip: &Chip) -> Vec<Entry<'_>> {
         ("flops_per_alu_op", vector.flops_per_alu_op),
     ];
     entries.extend(fields.map(|(field, value)| entry("vector_unit", field, value, "1", &vector.provenance)));
+    let latency = &chip.latency;
+    let fields = [
+        ("matrix_result_cycles", latency.matrix_result),
+        ("vector_cycles", latency.vector),
+        ("transcendental_cycles", latency.transcendental),
+        ("cross_lane_cycles", latency.cross_lane),
+    ];
+    entries.extend(fields.map(|(field, value)| entry("latency", field, value, "cycles", &latency.provenance)));
     for (block, memory) in [("on_chip", Some(&chip.on_chip)), ("cache", chip.cache.as_ref())] {
         if let Some(memory) = memory {
             entries.push(entry(

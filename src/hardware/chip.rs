@@ -134,6 +134,21 @@ pub struct VectorUnit {
     pub provenance: Provenance,
 }
 
+/// Cycles from the issue of an operation to its result, when nothing else is in flight.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Latency {
+    /// A matrix product of at most one tile, operands and result in registers.
+    pub matrix_result: f64,
+    /// A vector ALU operation.
+    pub vector: f64,
+    /// A transcendental operation.
+    pub transcendental: f64,
+    /// A cross-lane operation.
+    pub cross_lane: f64,
+    /// Source of the block.
+    pub provenance: Provenance,
+}
+
 /// Software-managed memory of one core: VMEM on a TPU, shared memory on a GPU.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct OnChipMemory {
@@ -214,6 +229,8 @@ pub struct Chip {
     pub matrix_unit: MatrixUnit,
     /// Vector unit of one core.
     pub vector_unit: VectorUnit,
+    /// Latencies of the units of one core.
+    pub latency: Latency,
     /// VMEM or shared memory of one core.
     pub on_chip: OnChipMemory,
     /// Last-level cache of the chip (GPU L2; v4 CMEM), where there is one.

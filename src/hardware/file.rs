@@ -34,6 +34,7 @@ pub(super) struct ChipFile {
     pub(super) clock: ClockFile,
     pub(super) matrix_unit: MatrixUnitFile,
     pub(super) vector_unit: VectorUnitFile,
+    pub(super) latency: LatencyFile,
     pub(super) on_chip: MemoryFile,
     #[serde(default)]
     pub(super) cache: Option<MemoryFile>,
@@ -136,6 +137,16 @@ block! {
     /// Vector unit of one core.
     VectorUnitFile { lanes: u32, sublanes: u32, registers: u32, slots: SlotsFile, flops_per_alu_op: f64 }
     also "slots.alu", "slots.transcendental", "slots.cross_lane", "slots.load", "slots.store"
+}
+
+block! {
+    /// Latencies of the units, in cycles.
+    LatencyFile {
+        matrix_result_cycles: f64,
+        vector_cycles: f64,
+        transcendental_cycles: f64,
+        cross_lane_cycles: f64,
+    }
 }
 
 block! {

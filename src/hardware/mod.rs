@@ -17,7 +17,7 @@ mod resolve;
 mod tests;
 
 pub use chip::{
-    Architecture, Chip, ClockState, Hbm, Interconnect, Kind, MatrixUnit, OnChipMemory, Provenance,
+    Architecture, Chip, ClockState, Hbm, Interconnect, Kind, Latency, MatrixUnit, OnChipMemory, Provenance,
     PublishedFigure, VectorSlots, VectorUnit,
 };
 pub use load::{TEMPLATE, is_path, load, load_with, read, shipped};

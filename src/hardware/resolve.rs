@@ -1,8 +1,8 @@
 //! From a hardware file to a checked [`Chip`].
 
 use super::chip::{
-    Chip, ClockState, Hbm, Interconnect, MatrixUnit, OnChipMemory, PublishedFigure, VectorSlots, VectorUnit,
-    dtype_named,
+    Chip, ClockState, Hbm, Interconnect, Latency, MatrixUnit, OnChipMemory, PublishedFigure, VectorSlots,
+    VectorUnit, dtype_named,
 };
 use super::file::ChipFile;
 use crate::config::{ConfigError, Document, listed, suggestion};
@@ -72,6 +72,13 @@ pub(super) fn resolve(name: &str, document: &Document) -> Result<Chip, ConfigErr
             provenance: file.matrix_unit.provenance(document, "matrix_unit")?,
         },
         vector_unit,
+        latency: Latency {
+            matrix_result: file.latency.matrix_result_cycles,
+            vector: file.latency.vector_cycles,
+            transcendental: file.latency.transcendental_cycles,
+            cross_lane: file.latency.cross_lane_cycles,
+            provenance: file.latency.provenance(document, "latency")?,
+        },
         on_chip: OnChipMemory {
             capacity: file.on_chip.capacity,
             provenance: file.on_chip.provenance(document, "on_chip")?,
@@ -130,6 +137,13 @@ fn complaints(file: &ChipFile, document: &Document) -> Vec<ConfigError> {
     positive("vector_unit.slots.load", vector.slots.load);
     positive("vector_unit.slots.store", vector.slots.store);
     positive("vector_unit.flops_per_alu_op", vector.flops_per_alu_op);
+    positive("latency.matrix_result_cycles", file.latency.matrix_result_cycles);
+    positive("latency.vector_cycles", file.latency.vector_cycles);
+    positive(
+        "latency.transcendental_cycles",
+        file.latency.transcendental_cycles,
+    );
+    positive("latency.cross_lane_cycles", file.latency.cross_lane_cycles);
 
     let mut complain = |path: &str, message: String| errors.push(document.error_at(path, message));
     if file.cores.per_device > file.cores.per_chip {

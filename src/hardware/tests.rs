@@ -342,13 +342,13 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     (
         "clock: boost",
         "clock: bosst",
-        "x.yaml:73:57: published.0.clock: unknown clock state `bosst`; did you mean `boost`? states: \
+        "x.yaml:81:57: published.0.clock: unknown clock state `bosst`; did you mean `boost`? states: \
         `boost`, `default`",
     ),
     (
         "matrix.bf16",
         "matrix.bf61",
-        "x.yaml:73:17: published.0.quantity: unknown number format `bf61`; did you mean `bf16`? formats: \
+        "x.yaml:81:17: published.0.quantity: unknown number format `bf61`; did you mean `bf16`? formats: \
         `f64`, `f32`, `bf16`, `f16`, `fp8_e4m3`, `fp8_e5m2`, `int8`",
     ),
     (

@@ -1,0 +1,384 @@
+//! From a graph and a plan to kernels.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Grid, Kernel, KernelOp, OpKind, Plan, Transfer, VectorCost};
+use crate::graph::{Graph, Node, NodeId, Op, Role, Shape, Value, Work, work};
+
+/// Lowers the nodes of every group of the plan to one kernel; a group without arithmetic gives none.
+///
+/// `value` is the graph's value input: operations downstream of it have value columns. `padding` is the share of rows that
+/// only pad the last chunk.
+#[must_use]
+pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kernel> {
+    let downstream = descendants(graph, value.node);
+    plan.groups
+        .iter()
+        .filter_map(|group| {
+            let members: BTreeSet<NodeId> = graph
+                .nodes()
+                .filter(|(_, node)| group.holds(node.stage) && !matches!(node.op, Op::Input { .. }))
+                .map(|(id, _)| id)
+                .collect();
+            let mut lowering = Lowering {
+                graph,
+                members: &members,
+                downstream: &downstream,
+                ops: Vec::new(),
+                produced_by: BTreeMap::new(),
+            };
+            for &id in &members {
+                lowering.node(id);
+            }
+            let ops = lowering.ops;
+            if ops.is_empty() {
+                return None;
+            }
+            let (reads, writes) = transfers(graph, &members);
+            let grid = grid(graph, &members, &reads, &writes);
+            let carried_bytes = carried_bytes(graph, &members) / grid.parallel.max(1);
+            let live_bytes = live_bytes(graph, &members) / grid.steps().max(1);
+            let in_core = group.first >= crate::graph::Stage::Gates || carried_bytes > 0;
+            Some(Kernel {
+                label: group.label(),
+                title: group.title(),
+                ops,
+                reads,
+                writes,
+                grid,
+                carried_bytes,
+                live_bytes,
+                units_per_program: group.program.map(|program| program.heads),
+                steps_per_program: group.program.map_or(1, |program| program.chunks.min(grid.sequential)),
+                work: members.iter().map(|&id| work::node_work(graph, id)).sum::<Work>(),
+                padding: if in_core { padding } else { 0.0 },
+            })
+        })
+        .collect()
+}
+
+/// Nodes reachable from `from`, itself included.
+fn descendants(graph: &Graph, from: NodeId) -> BTreeSet<NodeId> {
+    let mut seen = BTreeSet::from([from]);
+    // Nodes are stored in topological order, so one pass forward finds all of them.
+    for (id, _) in graph.nodes() {
+        if graph.operands(id).iter().any(|operand| seen.contains(&operand.node)) {
+            seen.insert(id);
+        }
+    }
+    seen
+}
+
+/// The value behind a chain of views.
+fn base(graph: &Graph, mut value: Value) -> Vec<Value> {
+    let mut pending = vec![];
+    let mut bases = vec![];
+    loop {
+        let node = graph.node(value.node);
+        match node.op {
+            Op::Reshape | Op::Slice { .. } | Op::Pad { .. } | Op::Concatenate { .. } => {
+                pending.extend(graph.operands(value.node));
+            }
+            Op::Transpose { ref permutation } if keeps_minor(permutation) => {
+                pending.extend(graph.operands(value.node));
+            }
+            _ => bases.push(value),
+        }
+        match pending.pop() {
+            Some(next) => value = next,
+            None => return bases,
+        }
+    }
+}
+
+fn keeps_minor(permutation: &[usize]) -> bool {
+    permutation.last().is_none_or(|&p| p + 1 == permutation.len())
+}
+
+/// Whether a node is only an address computation: views, except transposes that move the minor dimension.
+fn is_free(node: &Node) -> bool {
+    match &node.op {
+        Op::Transpose { permutation } => keeps_minor(permutation),
+        op => op.is_view(),
+    }
+}
+
+fn transfers(graph: &Graph, members: &BTreeSet<NodeId>) -> (Vec<Transfer>, Vec<Transfer>) {
+    // Bytes of the views through which an outside value is read, capped by the value itself: a kernel that takes two
+    // slices of a tensor reads their sum, one that takes a tensor and a slice of it reads the tensor once.
+    let mut read: BTreeMap<Value, BTreeMap<Value, u64>> = BTreeMap::new();
+    let mut written: BTreeSet<Value> = BTreeSet::new();
+    for (id, node) in graph.nodes() {
+        let inside = members.contains(&id);
+        if is_free(node) {
+            continue;
+        }
+        for operand in graph.operands(id) {
+            for source in base(graph, operand) {
+                let source_inside = members.contains(&source.node);
+                let on_chip = matches!(graph.node(source.node).op, Op::Fill(_) | Op::Identity);
+                if inside && !source_inside && !on_chip {
+                    read.entry(source).or_default().insert(operand, graph.ty(operand).bytes());
+                }
+                if !inside && source_inside && !on_chip {
+                    written.insert(source);
+                }
+            }
+        }
+    }
+    for (_, output) in graph.outputs() {
+        for source in base(graph, *output) {
+            if members.contains(&source.node) && !matches!(graph.node(source.node).op, Op::Fill(_)) {
+                written.insert(source);
+            }
+        }
+    }
+    let transfer = |value: Value, bytes: u64| Transfer {
+        name: graph.node(value.node).name.clone(),
+        bytes,
+        dtype: graph.ty(value).dtype,
+    };
+    let reads = read
+        .iter()
+        .map(|(&source, views)| {
+            transfer(source, views.values().sum::<u64>().min(graph.ty(source).bytes()))
+        })
+        .collect();
+    let writes = written.iter().map(|&value| transfer(value, graph.ty(value).bytes())).collect();
+    (reads, writes)
+}
+
+/// Bytes one program of a streaming kernel takes at a time; a few double-buffered blocks of it fit every chip.
+const STREAM_BLOCK_BYTES: u64 = 1 << 17;
+
+fn grid(graph: &Graph, members: &BTreeSet<NodeId>, reads: &[Transfer], writes: &[Transfer]) -> Grid {
+    let scan = members.iter().find_map(|&id| match &graph.node(id).op {
+        Op::Scan(scan) => {
+            let ty = &graph.node(id).results[scan.carries];
+            let parallel = ty.shape.dims()[..scan.axis].iter().map(|&d| d as u64).product();
+            Some(Grid { parallel, sequential: scan.trips as u64 })
+        }
+        _ => None,
+    });
+    if let Some(grid) = scan {
+        return grid;
+    }
+    // Kernels of the core without a scan run over (batch, head, chunk): the leading dimensions of their products.
+    let product = members.iter().filter(|&&id| matches!(graph.node(id).op, Op::MatMul { .. })).find_map(|&id| {
+        let shape = &graph.node(id).results[0].shape;
+        (shape.rank() >= 6).then(|| shape.dims()[..4].iter().map(|&d| d as u64).product())
+    });
+    if let Some(parallel) = product {
+        return Grid { parallel, sequential: 1 };
+    }
+    let bytes: u64 = reads.iter().chain(writes).map(|t| t.bytes).sum();
+    Grid { parallel: bytes.div_ceil(STREAM_BLOCK_BYTES).max(1), sequential: 1 }
+}
+
+fn carried_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
+    members
+        .iter()
+        .map(|&id| match &graph.node(id).op {
+            // The working copy of the state is f32 whatever format it is rounded to between chunks.
+            Op::Scan(scan) => 4 * graph.node(id).results[0].shape.elements() * u64::from(scan.carries > 0),
+            _ => 0,
+        })
+        .sum()
+}
+
+/// Largest sum of intermediates alive at once, over the whole kernel; views share the storage of their source.
+fn live_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
+    let mut last_use: BTreeMap<Value, NodeId> = BTreeMap::new();
+    for &id in members {
+        for operand in graph.operands(id) {
+            for source in base(graph, operand) {
+                if members.contains(&source.node) {
+                    last_use.insert(source, id);
+                }
+            }
+        }
+    }
+    let mut expires: BTreeMap<NodeId, u64> = BTreeMap::new();
+    let (mut live, mut peak) = (0_u64, 0_u64);
+    for &id in members {
+        let node = graph.node(id);
+        if !is_free(node) {
+            // Stacked results of a scan are consumed chunk by chunk in the same kernel, or written out.
+            let results = match &node.op {
+                Op::Scan(_) => 0,
+                _ => node.results.iter().map(crate::graph::TensorType::bytes).sum(),
+            };
+            live += results;
+            peak = peak.max(live);
+            match last_use.get(&Value { node: id, port: 0 }) {
+                Some(&last) => *expires.entry(last).or_default() += results,
+                None => live -= results,
+            }
+        }
+        live -= expires.remove(&id).unwrap_or(0);
+    }
+    peak
+}
+
+struct Lowering<'a> {
+    graph: &'a Graph,
+    members: &'a BTreeSet<NodeId>,
+    downstream: &'a BTreeSet<NodeId>,
+    ops: Vec<KernelOp>,
+    /// The last operation behind every value of the kernel.
+    produced_by: BTreeMap<NodeId, Vec<usize>>,
+}
+
+impl Lowering<'_> {
+    fn node(&mut self, id: NodeId) {
+        let node = self.graph.node(id);
+        let mut after: Vec<usize> = self
+            .graph
+            .operands(id)
+            .iter()
+            .filter(|operand| self.members.contains(&operand.node))
+            .flat_map(|operand| self.produced_by.get(&operand.node).cloned().unwrap_or_default())
+            .collect();
+        after.sort_unstable();
+        after.dedup();
+        if is_free(node) {
+            self.produced_by.insert(id, after);
+            return;
+        }
+        let value_columns = self.downstream.contains(&id);
+        if let Op::Scan(scan) = &node.op {
+            let produced = self.scan_body(&scan.body, scan.trips as u64, &after, value_columns);
+            self.produced_by.insert(id, produced);
+            return;
+        }
+        let op = KernelOp {
+            name: node.name.clone(),
+            stage: node.stage,
+            kind: kind(self.graph, id),
+            count: instances(self.graph, id),
+            after,
+            value_columns,
+            carried: false,
+        };
+        self.ops.push(op);
+        self.produced_by.insert(id, vec![self.ops.len() - 1]);
+    }
+
+    /// Appends the body once with the counts of all trips; returns the operations behind its results.
+    fn scan_body(&mut self, body: &Graph, trips: u64, after: &[usize], value_columns: bool) -> Vec<usize> {
+        let mut produced: BTreeMap<NodeId, Vec<usize>> = BTreeMap::new();
+        for (id, node) in body.nodes() {
+            if matches!(node.op, Op::Input { role: Role::Body, .. }) {
+                produced.insert(id, after.to_vec());
+                continue;
+            }
+            let mut waits: Vec<usize> = body
+                .operands(id)
+                .iter()
+                .flat_map(|operand| produced.get(&operand.node).cloned().unwrap_or_default())
+                .collect();
+            waits.sort_unstable();
+            waits.dedup();
+            if is_free(node) {
+                produced.insert(id, waits);
+                continue;
+            }
+            let op = KernelOp {
+                name: node.name.clone(),
+                stage: node.stage,
+                kind: kind(body, id),
+                count: instances(body, id) * trips,
+                after: waits,
+                value_columns,
+                carried: true,
+            };
+            self.ops.push(op);
+            produced.insert(id, vec![self.ops.len() - 1]);
+        }
+        let mut results: Vec<usize> = body
+            .outputs()
+            .iter()
+            .flat_map(|(_, value)| produced.get(&value.node).cloned().unwrap_or_default())
+            .collect();
+        results.sort_unstable();
+        results.dedup();
+        results
+    }
+}
+
+/// Instances of an operation: the batch of a product or substitution whose second operand is batched too; 1 for others, whose whole
+/// tensor is one instance.
+fn instances(graph: &Graph, id: NodeId) -> u64 {
+    match graph.node(id).op {
+        Op::MatMul { .. } => {
+            let operands = graph.operands(id);
+            if graph.ty(operands[1]).shape.batch() == 1 { 1 } else { graph.node(id).results[0].shape.batch() }
+        }
+        Op::ForwardSubstitution => graph.node(id).results[0].shape.batch(),
+        _ => 1,
+    }
+}
+
+fn kind(graph: &Graph, id: NodeId) -> OpKind {
+    let node = graph.node(id);
+    let operands = graph.operands(id);
+    let shape = &node.results[0].shape;
+    let operand_shape = |i: usize| &graph.ty(operands[i]).shape;
+    let vector = |dims: &Shape, alu: f64, transcendental: f64| OpKind::Vector {
+        dims: dims.dims().to_vec(),
+        cost: VectorCost { alu, transcendental },
+        cross_lane: None,
+        cross_lane_ops: 0.0,
+    };
+    let with_lanes = |dims: &Shape, alu: f64, rows_columns: [usize; 2], ops: f64| OpKind::Vector {
+        dims: dims.dims().to_vec(),
+        cost: VectorCost { alu, transcendental: 0.0 },
+        cross_lane: Some(rows_columns),
+        cross_lane_ops: ops,
+    };
+    let rows = |shape: &Shape| (shape.batch() as usize) * shape.from_end(1);
+    match &node.op {
+        Op::MatMul { transpose_a, precision, .. } => {
+            let (a, b) = (graph.ty(operands[0]), graph.ty(operands[1]));
+            let dtype = crate::graph::matmul_dtype(a.dtype, b.dtype);
+            let k = a.shape.from_end(usize::from(*transpose_a)) as u64;
+            let shared = instances(graph, id) == 1;
+            let m = shape.from_end(1) as u64 * if shared { shape.batch() } else { 1 };
+            let passes = if dtype.bytes() > 2 { precision.passes() } else { 1 };
+            OpKind::Product { m, k, n: shape.from_end(0) as u64, dtype, passes }
+        }
+        Op::Elementwise(function) => {
+            let (alu, transcendental) = (function.vector_ops() as f64, function.transcendentals() as f64);
+            // A column operand is spread over the lanes once per register row.
+            let column = (0..operands.len()).any(|i| {
+                operand_shape(i).from_end(0) == 1 && operand_shape(i).from_end(1) > 1 && shape.from_end(0) > 1
+            });
+            OpKind::Vector {
+                dims: shape.dims().to_vec(),
+                cost: VectorCost { alu, transcendental },
+                cross_lane: column.then(|| [rows(shape), 1]),
+                cross_lane_ops: 1.0,
+            }
+        }
+        Op::Reduce { axis, .. } => {
+            let input = operand_shape(0);
+            if axis + 1 == input.rank() {
+                with_lanes(input, 1.0, [rows(input), 1], 1.0)
+            } else {
+                vector(input, 1.0, 0.0)
+            }
+        }
+        Op::CausalConvolution { width } => {
+            // Each earlier token is a shift of the rows, which the cross-lane unit does.
+            let shifts = (width - 1) as f64;
+            with_lanes(shape, (2 * width - 1) as f64, [rows(shape), shape.from_end(0)], shifts)
+        }
+        Op::Transpose { .. } | Op::RepeatMinor { .. } => {
+            with_lanes(shape, 0.0, [rows(shape), shape.from_end(0)], 1.0)
+        }
+        Op::ForwardSubstitution => {
+            OpKind::Substitution { rows: shape.from_end(1) as u64, columns: shape.from_end(0) as u64 }
+        }
+        _ => vector(shape, 1.0, 0.0),
+    }
+}

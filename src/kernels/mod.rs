@@ -1,0 +1,155 @@
+//! Kernels: how the nodes of a graph are grouped into launches, and what each launch moves and computes.
+//!
+//! A [`Plan`] groups stages into kernels. [`lower`] turns a graph and a plan into [`Kernel`]s: the operations in order with their
+//! dependences, the tensors that cross HBM, and the grid. Nothing here knows a chip; sizes of arrays and registers come in with
+//! [`crate::timing`].
+
+mod lower;
+mod plan;
+
+pub use lower::lower;
+pub use plan::{Group, Plan, Program};
+
+use crate::dtype::Dtype;
+use crate::graph::{Stage, Work};
+
+/// A tensor that a kernel reads from or writes to HBM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transfer {
+    /// Name of the value in the graph.
+    pub name: String,
+    /// Bytes moved.
+    pub bytes: u64,
+    /// Format of an element.
+    pub dtype: Dtype,
+}
+
+/// Cost of a vector operation per register (`lanes x sublanes` elements) of its tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct VectorCost {
+    /// ALU operations.
+    pub alu: f64,
+    /// Transcendental operations.
+    pub transcendental: f64,
+}
+
+/// What an operation asks of the units. Extents are of one instance; a kernel executes `count` of them.
+#[derive(Debug, Clone, PartialEq)]
+pub enum OpKind {
+    /// A matrix product `[m, k] x [k, n]`.
+    Product {
+        /// Streamed rows.
+        m: u64,
+        /// Contraction.
+        k: u64,
+        /// Columns.
+        n: u64,
+        /// Format of the operands.
+        dtype: Dtype,
+        /// bf16 passes of an f32 product; 1 otherwise.
+        passes: u32,
+    },
+    /// An elementwise operation, reduction or selection on a tensor.
+    Vector {
+        /// Extents of the tensor the operation runs over.
+        dims: Vec<usize>,
+        /// Cost per register.
+        cost: VectorCost,
+        /// Rows and columns that pass the cross-lane unit, if any.
+        cross_lane: Option<[usize; 2]>,
+        /// Cross-lane operations per register of `cross_lane`.
+        cross_lane_ops: f64,
+    },
+    /// Forward substitution of a unit lower-triangular system of `rows` rows with `columns` right-hand sides.
+    Substitution {
+        /// Rows.
+        rows: u64,
+        /// Right-hand sides.
+        columns: u64,
+    },
+}
+
+/// One operation of a kernel.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KernelOp {
+    /// Name of the node.
+    pub name: String,
+    /// Stage of the node.
+    pub stage: Stage,
+    /// What it asks of the units.
+    pub kind: OpKind,
+    /// Instances in the whole kernel.
+    pub count: u64,
+    /// Earlier operations of the kernel it waits for.
+    pub after: Vec<usize>,
+    /// Whether its columns are value columns, so that a split of the values over programs divides it.
+    pub value_columns: bool,
+    /// Whether it belongs to the loop that carries the state, so that its chain repeats for every chunk of a program.
+    pub carried: bool,
+}
+
+/// Programs of a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grid {
+    /// Independent units: batch, heads, and chunks where no state is carried.
+    pub parallel: u64,
+    /// Dependent steps of each unit: chunks where a state is carried in on-chip memory.
+    pub sequential: u64,
+}
+
+impl Grid {
+    /// Steps of the whole grid.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.parallel * self.sequential
+    }
+}
+
+/// One launch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Kernel {
+    /// Stage or span of stages, for instance `op2-7a`.
+    pub label: String,
+    /// What it does, in a few words.
+    pub title: String,
+    /// Operations in topological order.
+    pub ops: Vec<KernelOp>,
+    /// Tensors read from HBM.
+    pub reads: Vec<Transfer>,
+    /// Tensors written to HBM.
+    pub writes: Vec<Transfer>,
+    /// Grid.
+    pub grid: Grid,
+    /// Bytes of the carried state of one parallel unit.
+    pub carried_bytes: u64,
+    /// Largest sum of live intermediates of one grid step, in bytes.
+    pub live_bytes: u64,
+    /// Units one program works on at once; `None` lets the timing take as many as fit on chip.
+    pub units_per_program: Option<u64>,
+    /// Sequential steps one program works on; only their carried chains follow each other.
+    pub steps_per_program: u64,
+    /// Arithmetic, padding of partial chunks included.
+    pub work: Work,
+    /// Share of the rows that only pad the last chunk.
+    pub padding: f64,
+}
+
+impl Kernel {
+    /// Bytes read from HBM.
+    #[must_use]
+    pub fn read_bytes(&self) -> u64 {
+        self.reads.iter().map(|t| t.bytes).sum()
+    }
+
+    /// Bytes written to HBM.
+    #[must_use]
+    pub fn write_bytes(&self) -> u64 {
+        self.writes.iter().map(|t| t.bytes).sum()
+    }
+
+    /// Bytes that cross HBM in both directions.
+    #[must_use]
+    pub fn hbm_bytes(&self) -> u64 {
+        self.read_bytes() + self.write_bytes()
+    }
+}

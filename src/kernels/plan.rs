@@ -1,0 +1,100 @@
+//! Fusion plans.
+
+use crate::graph::Stage;
+
+/// What one program of a kernel that carries a state works on at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Program {
+    /// Heads whose chains interleave.
+    pub heads: u64,
+    /// Chunks of a head; their Gram and inverse interleave, their states follow each other.
+    pub chunks: u64,
+}
+
+/// Stages that run in one launch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// First stage.
+    pub first: Stage,
+    /// Last stage.
+    pub last: Stage,
+    /// What a program works on, for a launch that carries a state; others take as many units as fit on chip.
+    pub program: Option<Program>,
+}
+
+impl Group {
+    /// Whether a stage runs in this launch.
+    #[must_use]
+    pub fn holds(&self, stage: Stage) -> bool {
+        self.first <= stage && stage <= self.last
+    }
+
+    /// `op6`, or a span such as `op2-7a`.
+    #[must_use]
+    pub fn label(&self) -> String {
+        let number = |stage: Stage| stage.name().trim_start_matches("op").to_owned();
+        // Spans use the stage tables of the field: `op3-5`, `op7b-c`.
+        match (self.first, self.last) {
+            (first, last) if first == last => first.name().to_owned(),
+            (first, Stage::WyFactors) => format!("{first}-5"),
+            (Stage::OutputNorm, Stage::OutputProjection) => "op7b-c".to_owned(),
+            (first, last) => format!("{first}-{}", number(last)),
+        }
+    }
+
+    /// What the launch does.
+    #[must_use]
+    pub fn title(&self) -> String {
+        match (self.first, self.last) {
+            (first, last) if first == last => first.title().to_owned(),
+            (Stage::Gates, Stage::WyFactors) => "gates, Gram, inverse, WY factors".to_owned(),
+            (Stage::Convolution, Stage::Output) => "convolution to output, state on chip".to_owned(),
+            (Stage::OutputNorm, Stage::OutputProjection) => "output norm and projection".to_owned(),
+            (first, last) => format!("{} to {}", first.title(), last.title()),
+        }
+    }
+}
+
+/// A grouping of all stages into launches, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// `unfused`, `fused`.
+    pub name: String,
+    /// Launches.
+    pub groups: Vec<Group>,
+}
+
+impl Plan {
+    /// Names of the plans every linear-attention layer has.
+    pub const NAMES: [&'static str; 2] = ["unfused", "fused"];
+
+    /// A plan by name.
+    ///
+    /// `unfused`: a launch per row of the field's stage table, with HBM round trips between them. `fused`: ops 2 to 7a in one launch with the
+    /// state in on-chip memory. `program` says what a program of the launches with a state works on.
+    #[must_use]
+    pub fn named(name: &str, program: Program) -> Option<Plan> {
+        use Stage::{
+            Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan, WyFactors,
+        };
+        let span = |first, last| Group { first, last, program: None };
+        let scan = |first, last| Group { first, last, program: Some(program) };
+        let groups = match name {
+            "unfused" => vec![
+                span(Projections, Projections),
+                span(Convolution, Convolution),
+                span(Gates, WyFactors),
+                scan(StateScan, StateScan),
+                span(Output, Output),
+                span(OutputNorm, OutputProjection),
+            ],
+            "fused" => vec![
+                span(Projections, Projections),
+                scan(Convolution, Output),
+                span(OutputNorm, OutputProjection),
+            ],
+            _ => return None,
+        };
+        Some(Plan { name: name.to_owned(), groups })
+    }
+}

@@ -1,0 +1,53 @@
+//! Stage op3: log decays and step sizes from their projections.
+
+use crate::dtype::Dtype;
+use crate::graph::{Builder, Function, Init, Role, Stage, Value};
+use crate::workload::{DecayGate, Layer};
+
+/// Log decay `[B, T, groups * per_group]` (f32, at most 0) from its projection `raw` of the same shape.
+///
+/// `softplus`: `-exp(A) softplus(raw + bias)`; `bounded`: `bound sigmoid(exp(A) (raw + bias))`. `A` has one entry per group, `bias` one per
+/// channel. Initial ranges: `A` uniform in [1, 16] before the logarithm, time steps log-uniform in [1e-3, 1e-1]
+/// (flash-linear-attention, KDA and GDN layers).
+pub(super) fn log_decay(
+    b: &mut Builder,
+    layer: &Layer,
+    raw: Value,
+    groups: usize,
+    per_group: usize,
+) -> Value {
+    b.stage(Stage::Gates);
+    let shape = [layer.batch, layer.tokens, groups, per_group];
+    let raw = b.reshape("decay_raw", raw, shape);
+    let bias = b.input(
+        "decay_bias",
+        [groups, per_group],
+        Dtype::F32,
+        Role::Weight,
+        Init::TimeStepBias { low: 1e-3, high: 1e-1 },
+    );
+    let shifted = b.add("decay_shifted", raw, bias);
+    let a_log =
+        b.input("A_log", [groups, 1], Dtype::F32, Role::Weight, Init::LogUniform { low: 1.0, high: 16.0 });
+    let rate = b.exp("decay_rate", a_log);
+    let decay = match layer.decay_gate {
+        DecayGate::Softplus => {
+            let step = b.map("decay_softplus", Function::Softplus, shifted);
+            let rate = b.scale("-decay_rate", rate, -1.0);
+            b.multiply("l", step, rate)
+        }
+        DecayGate::Bounded => {
+            let scaled = b.multiply("decay_scaled", shifted, rate);
+            let gate = b.map("decay_sigmoid", Function::Sigmoid, scaled);
+            b.scale("l", gate, layer.decay_bound)
+        }
+    };
+    b.reshape("l_tokens", decay, [layer.batch, layer.tokens, groups * per_group])
+}
+
+/// Step sizes `[B, T, heads]` (f32) from their projection: `sigmoid`, doubled where negative eigenvalues are allowed.
+pub(super) fn step_size(b: &mut Builder, layer: &Layer, raw: Value) -> Value {
+    b.stage(Stage::Gates);
+    let step = b.map("beta", Function::Sigmoid, raw);
+    if layer.negative_eigenvalues { b.scale("2 beta", step, 2.0) } else { step }
+}

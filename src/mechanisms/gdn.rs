@@ -1,0 +1,38 @@
+//! Gated `DeltaNet` (arXiv 2412.06464): `S = D S + k^T beta (v - k D S)` with one decay and one step size per value head.
+//!
+//! With fewer key heads than value heads (Qwen3-Next) the raw products `k k^T` and `q k^T` are shared by the value heads of a key head; decay masks,
+//! inverse and state are per value head.
+
+use super::delta_rule::{self, DeltaInputs};
+use super::layer::{convolution, core_layout, output, project, projections};
+use super::{Appended, gates};
+use crate::graph::{Builder, Function};
+use crate::workload::Layer;
+
+pub(super) fn append(b: &mut Builder, layer: &Layer) -> Appended {
+    let projected = projections(b, layer);
+    let decay_raw = project(b, layer, projected.x, "decay", layer.value_heads);
+    let step_raw = project(b, layer, projected.x, "step", layer.value_heads);
+
+    let qkv = convolution(b, layer, projected.qkv, false);
+    let log_decay = gates::log_decay(b, layer, decay_raw, layer.value_heads, 1);
+    let step = gates::step_size(b, layer, step_raw);
+    let (heads, sharing) = (layer.key_heads, layer.sharing());
+    let log_decay = core_layout(b, layer, "l_core", log_decay, heads, sharing, 1);
+    let step = core_layout(b, layer, "beta_core", step, heads, sharing, 1);
+
+    let core = delta_rule::append(
+        b,
+        layer,
+        DeltaInputs {
+            query: qkv.query,
+            write_key: qkv.key,
+            read_key: qkv.key,
+            value: qkv.value,
+            step,
+            log_decay,
+        },
+    );
+    output(b, layer, core.core_output, projected.output_gate, Function::Silu);
+    core
+}

@@ -1,0 +1,39 @@
+//! Kimi Delta Attention (arXiv 2510.26692): the delta rule with one decay per key channel and one step size per head.
+//!
+//! The decay is projected through a low rank. Because every channel decays on its own, the chunk Gram cannot be one product with a scalar mask: it
+//! takes pivots per 16 rows (or exponentials of every pair), which is vector work.
+
+use super::delta_rule::{self, DeltaInputs};
+use super::layer::{convolution, core_layout, output, project, project_low_rank, projections};
+use super::{Appended, gates};
+use crate::graph::{Builder, Function};
+use crate::workload::Layer;
+
+pub(super) fn append(b: &mut Builder, layer: &Layer) -> Appended {
+    let projected = projections(b, layer);
+    let channels = layer.key_heads * layer.key_dim;
+    let decay_raw = project_low_rank(b, layer, projected.x, "decay", channels);
+    let step_raw = project(b, layer, projected.x, "step", layer.value_heads);
+
+    let qkv = convolution(b, layer, projected.qkv, false);
+    let log_decay = gates::log_decay(b, layer, decay_raw, layer.key_heads, layer.key_dim);
+    let step = gates::step_size(b, layer, step_raw);
+    let (heads, sharing) = (layer.key_heads, layer.sharing());
+    let log_decay = core_layout(b, layer, "l_core", log_decay, heads, 1, layer.key_dim);
+    let step = core_layout(b, layer, "beta_core", step, heads, sharing, 1);
+
+    let core = delta_rule::append(
+        b,
+        layer,
+        DeltaInputs {
+            query: qkv.query,
+            write_key: qkv.key,
+            read_key: qkv.key,
+            value: qkv.value,
+            step,
+            log_decay,
+        },
+    );
+    output(b, layer, core.core_output, projected.output_gate, Function::Sigmoid);
+    core
+}

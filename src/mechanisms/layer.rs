@@ -1,0 +1,202 @@
+//! What every linear-attention layer shares: projections, causal convolution with query/key norm, output norm and projection.
+
+use crate::dtype::Dtype;
+use crate::graph::{Builder, Function, Init, Precision, Role, Stage, Value};
+use crate::workload::{Layer, OutputGate};
+
+/// Epsilon of the query/key L2 norm (flash-linear-attention and Tokamax use 1e-6).
+const L2_EPSILON: f64 = 1e-6;
+/// Epsilon of the output RMS norm (flash-linear-attention default).
+const RMS_EPSILON: f64 = 1e-5;
+
+/// Projects `x [B, T, d]` to `width` channels in f32: `[B, T, width]`.
+pub(super) fn project(b: &mut Builder, layer: &Layer, x: Value, name: &str, width: usize) -> Value {
+    let weight = weight(b, layer, &format!("W_{name}"), layer.model_width, width);
+    b.matmul(name, x, weight, Precision::Default)
+}
+
+/// Projects `x` through `gate_rank` channels to `width`: `[B, T, width]` in f32.
+pub(super) fn project_low_rank(b: &mut Builder, layer: &Layer, x: Value, name: &str, width: usize) -> Value {
+    let down = weight(b, layer, &format!("W_{name}_down"), layer.model_width, layer.gate_rank);
+    let up = weight(b, layer, &format!("W_{name}_up"), layer.gate_rank, width);
+    let hidden = b.matmul(&format!("{name}_hidden"), x, down, Precision::Default);
+    let hidden = b.cast(&format!("{name}_hidden_rounded"), hidden, layer.activations);
+    b.matmul(name, hidden, up, Precision::Default)
+}
+
+fn weight(b: &mut Builder, layer: &Layer, name: &str, rows: usize, columns: usize) -> Value {
+    let std = (rows as f64).sqrt().recip();
+    b.input(name, [rows, columns], layer.activations, Role::Weight, Init::Normal { std })
+}
+
+/// Outputs of [`projections`].
+pub(super) struct Projected {
+    /// The layer's input `[B, T, d]`.
+    pub(super) x: Value,
+    /// Queries, keys and values before the convolution `[B, T, E]`.
+    pub(super) qkv: Value,
+    /// Output gate before its activation `[B, T, Hv dv]`, where the layer has one.
+    pub(super) output_gate: Option<Value>,
+}
+
+/// Stage op1 without the mechanism's own gates.
+pub(super) fn projections(b: &mut Builder, layer: &Layer) -> Projected {
+    b.stage(Stage::Projections);
+    let x = b.input(
+        "x",
+        [layer.batch, layer.tokens, layer.model_width],
+        layer.activations,
+        Role::Activation,
+        Init::Normal { std: 1.0 },
+    );
+    let qkv = project(b, layer, x, "qkv", layer.qkv_width());
+    let qkv = b.cast("qkv_rounded", qkv, layer.activations);
+    let width = layer.value_heads * layer.value_dim;
+    let output_gate = match layer.output_gate {
+        OutputGate::None => None,
+        OutputGate::Full => Some(project(b, layer, x, "output_gate", width)),
+        OutputGate::LowRank => Some(project_low_rank(b, layer, x, "output_gate", width)),
+    };
+    let output_gate = output_gate.map(|gate| b.cast("output_gate_rounded", gate, layer.activations));
+    Projected { x, qkv, output_gate }
+}
+
+/// Queries, keys and values in core layout.
+pub(super) struct Qkv {
+    /// `[B, Hk, 1, N, C, dk]`, unit length times `dk^-1/2`.
+    pub(super) query: Value,
+    /// `[B, Hk, 1, N, C, dk]`, unit length.
+    pub(super) key: Value,
+    /// `[B, Hk, R, N, C, dv]`, or packed `[B, Hk, 1, N, C, R dv]`.
+    pub(super) value: Value,
+}
+
+/// Stage op2: causal convolution, `SiLU`, L2 norm of queries and keys.
+pub(super) fn convolution(b: &mut Builder, layer: &Layer, qkv: Value, packed: bool) -> Qkv {
+    b.stage(Stage::Convolution);
+    let width = layer.qkv_width();
+    let taps = b.input(
+        "conv_taps",
+        [layer.conv_width, width],
+        layer.activations,
+        Role::Weight,
+        Init::Normal { std: (layer.conv_width as f64).sqrt().recip() },
+    );
+    let qkv = b.cast("qkv_f32", qkv, Dtype::F32);
+    let taps = b.cast("conv_taps_f32", taps, Dtype::F32);
+    let convolved = b.causal_convolution("conv", qkv, taps);
+    let activated = b.map("conv_silu", Function::Silu, convolved);
+    let (keys, values) = (layer.key_heads * layer.key_dim, layer.value_heads * layer.value_dim);
+    let query = b.slice("q_channels", activated, 2, 0, keys);
+    let key = b.slice("k_channels", activated, 2, keys, keys);
+    let value = b.slice("v_channels", activated, 2, 2 * keys, values);
+    let query = unit_length(b, layer, "q", query);
+    let query = b.scale("q_scaled", query, (layer.key_dim as f64).sqrt().recip());
+    let key = unit_length(b, layer, "k", key);
+    let heads = layer.key_heads;
+    let chunked = |b: &mut Builder, name: &str, value: Value, shared: usize, channels: usize| {
+        let rounded = b.cast(&format!("{name}_rounded"), value, layer.activations);
+        core_layout(b, layer, name, rounded, heads, shared, channels)
+    };
+    let query = chunked(b, "Q", query, 1, layer.key_dim);
+    let key = chunked(b, "K", key, 1, layer.key_dim);
+    let sharing = layer.sharing();
+    let value = if packed {
+        chunked(b, "V", value, 1, sharing * layer.value_dim)
+    } else {
+        chunked(b, "V", value, sharing, layer.value_dim)
+    };
+    Qkv { query, key, value }
+}
+
+fn unit_length(b: &mut Builder, layer: &Layer, name: &str, channels: Value) -> Value {
+    let per_head = b.reshape(
+        &format!("{name}_heads"),
+        channels,
+        [layer.batch, layer.tokens, layer.key_heads, layer.key_dim],
+    );
+    let squared = b.multiply(&format!("{name}_squared"), per_head, per_head);
+    let length = b.sum_minor(&format!("{name}_length2"), squared);
+    let length = b.map(&format!("{name}_length2_eps"), Function::AddConstant(L2_EPSILON), length);
+    let inverse = b.map(&format!("{name}_inverse_length"), Function::ReciprocalSqrt, length);
+    b.multiply(&format!("{name}_unit"), per_head, inverse)
+}
+
+/// Brings `[B, T, heads * shared * channels]` (any grouping of the trailing extents) into core layout
+/// `[B, heads, shared, N, C, channels]`, the last chunk padded with zeros.
+pub(super) fn core_layout(
+    b: &mut Builder,
+    layer: &Layer,
+    name: &str,
+    tokens_first: Value,
+    heads: usize,
+    shared: usize,
+    channels: usize,
+) -> Value {
+    let flat = b.reshape(
+        &format!("{name}_flat"),
+        tokens_first,
+        [layer.batch, layer.tokens, heads, shared, channels],
+    );
+    let padded = b.pad(&format!("{name}_padded"), flat, 1, layer.padded_tokens());
+    let chunks = b.reshape(
+        &format!("{name}_chunks"),
+        padded,
+        [layer.batch, layer.chunks(), layer.chunk, heads, shared, channels],
+    );
+    b.transpose(name, chunks, [0, 3, 4, 1, 2, 5])
+}
+
+/// Brings the core output back to `[B, T, Hv, dv]`.
+fn token_layout(b: &mut Builder, layer: &Layer, core_output: Value) -> Value {
+    let dims = b.dims(core_output);
+    let (shared, channels) = (dims[2], dims[5]);
+    let tokens_first = b.transpose("o_tokens", core_output, [0, 3, 4, 1, 2, 5]);
+    let flat = b.reshape(
+        "o_flat",
+        tokens_first,
+        [layer.batch, layer.padded_tokens(), layer.key_heads * shared * channels],
+    );
+    let cut = b.slice("o_cut", flat, 1, 0, layer.tokens);
+    b.reshape("o_heads", cut, [layer.batch, layer.tokens, layer.value_heads, layer.value_dim])
+}
+
+/// Stages op7b and op7c: RMS norm per value head, output gate, output projection. Returns `y [B, T, d]`.
+pub(super) fn output(
+    b: &mut Builder,
+    layer: &Layer,
+    core_output: Value,
+    gate: Option<Value>,
+    activation: Function,
+) -> Value {
+    b.stage(Stage::OutputNorm);
+    let o = token_layout(b, layer, core_output);
+    let o = b.cast("o_f32", o, Dtype::F32);
+    let squared = b.multiply("o_squared", o, o);
+    let sum = b.sum_minor("o_sum", squared);
+    let mean = b.scale("o_mean", sum, (layer.value_dim as f64).recip());
+    let mean = b.map("o_mean_eps", Function::AddConstant(RMS_EPSILON), mean);
+    let inverse = b.map("o_inverse_rms", Function::ReciprocalSqrt, mean);
+    let normalised = b.multiply("o_normalised", o, inverse);
+    let weight = b.input("norm_weight", [layer.value_dim], Dtype::F32, Role::Weight, Init::Ones);
+    let mut out = b.multiply("o_weighted", normalised, weight);
+    if let Some(gate) = gate {
+        let gate = b.reshape(
+            "output_gate_heads",
+            gate,
+            [layer.batch, layer.tokens, layer.value_heads, layer.value_dim],
+        );
+        let gate = b.cast("output_gate_f32", gate, Dtype::F32);
+        let gate = b.map("output_gate_activated", activation, gate);
+        out = b.multiply("o_gated", out, gate);
+    }
+    let out = b.cast("o_gated_rounded", out, layer.activations);
+    let width = layer.value_heads * layer.value_dim;
+    let flat = b.reshape("o_channels", out, [layer.batch, layer.tokens, width]);
+    b.stage(Stage::OutputProjection);
+    let w_out = self::weight(b, layer, "W_out", width, layer.model_width);
+    let y = b.matmul("y", flat, w_out, Precision::Default);
+    let y = b.cast("y_rounded", y, layer.activations);
+    b.output("y", y);
+    y
+}

@@ -1,0 +1,40 @@
+//! Systolic Linear Attention: the delta rule with wide keys, `decay_tiles` decays per key head, and the values of `R` value heads packed
+//! side by side on their shared key head.
+//!
+//! Decay and step size belong to the key head. That is what makes one chunk inverse valid for all `R` value heads: the inverse depends on keys, decays
+//! and step sizes only. The grouping of decays into tiles lets the Gram be one product with the decays folded into its
+//! operands, as long as `C/2` tokens of decay stay below the overflow limit. Reconstruction: docs/model.md says which parts are published.
+
+use super::delta_rule::{self, DeltaInputs};
+use super::layer::{convolution, core_layout, output, project, projections};
+use super::{Appended, gates};
+use crate::graph::{Builder, Function};
+use crate::workload::Layer;
+
+pub(super) fn append(b: &mut Builder, layer: &Layer) -> Appended {
+    let projected = projections(b, layer);
+    let tiles = layer.decay_tiles;
+    let decay_raw = project(b, layer, projected.x, "decay", layer.key_heads * tiles);
+    let step_raw = project(b, layer, projected.x, "step", layer.key_heads);
+
+    let qkv = convolution(b, layer, projected.qkv, true);
+    let log_decay = gates::log_decay(b, layer, decay_raw, layer.key_heads, tiles);
+    let step = gates::step_size(b, layer, step_raw);
+    let log_decay = core_layout(b, layer, "l_core", log_decay, layer.key_heads, 1, tiles);
+    let step = core_layout(b, layer, "beta_core", step, layer.key_heads, 1, 1);
+
+    let core = delta_rule::append(
+        b,
+        layer,
+        DeltaInputs {
+            query: qkv.query,
+            write_key: qkv.key,
+            read_key: qkv.key,
+            value: qkv.value,
+            step,
+            log_decay,
+        },
+    );
+    output(b, layer, core.core_output, projected.output_gate, Function::Sigmoid);
+    core
+}

@@ -1,0 +1,283 @@
+//! The result of a run, as data: what every table, picture and file of a report is drawn from.
+//!
+//! Serialised as JSON this is schema `tpusim.result/1` (docs/formats.md). Times are microseconds, counts are absolute, rates
+//! are per second; every cycle count stands beside its clock.
+
+use serde::{Deserialize, Serialize};
+
+/// Name and version of the JSON schema.
+pub const SCHEMA: &str = "tpusim.result/1";
+
+/// What binds a kernel: the resource whose removal would shorten it first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Bound {
+    /// Matrix unit throughput.
+    Mxu,
+    /// Vector ALU slots.
+    Vpu,
+    /// Transcendental slots.
+    Transcendental,
+    /// Slots that move data between lanes.
+    CrossLane,
+    /// HBM bandwidth.
+    Hbm,
+    /// On-chip loads and stores.
+    Vmem,
+    /// A chain of dependent operations.
+    Latency,
+    /// Launch and grid-step overhead.
+    Launch,
+    /// Links between chips.
+    Interconnect,
+}
+
+impl Bound {
+    /// The fixed word of the outputs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Bound::Mxu => "mxu",
+            Bound::Vpu => "vpu",
+            Bound::Transcendental => "transcendental",
+            Bound::CrossLane => "cross-lane",
+            Bound::Hbm => "hbm",
+            Bound::Vmem => "vmem",
+            Bound::Latency => "latency",
+            Bound::Launch => "launch",
+            Bound::Interconnect => "interconnect",
+        }
+    }
+}
+
+impl std::fmt::Display for Bound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// One row of the stage table: one kernel of a plan, which may span several stages.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StageResult {
+    /// Stage or span of stages, for instance `op2-7a`.
+    pub stage: String,
+    /// What happens in it, in a few words.
+    pub title: String,
+    /// Predicted time.
+    pub time_us: f64,
+    /// Lower end of the 80 % interval; absent until a calibration exists.
+    pub low_us: Option<f64>,
+    /// Upper end of the 80 % interval; absent until a calibration exists.
+    pub high_us: Option<f64>,
+    /// What binds it.
+    pub bound: Bound,
+    /// What would bind it next, were the first bound removed.
+    pub next_bound: Bound,
+    /// Time the matrix units are occupied, padding included.
+    pub mxu_us: f64,
+    /// Time the busiest vector slot class is occupied, padding included.
+    pub vpu_us: f64,
+    /// Time the transcendental slots are occupied.
+    pub transcendental_us: f64,
+    /// Time the cross-lane slots are occupied.
+    pub cross_lane_us: f64,
+    /// Time the HBM traffic takes at the achievable bandwidth.
+    pub hbm_us: f64,
+    /// Time of the longest dependence chain.
+    pub latency_us: f64,
+    /// Launch and grid-step overhead.
+    pub launch_us: f64,
+    /// Matrix FLOPs, padding excluded.
+    pub flops: u64,
+    /// Vector operations, padding excluded.
+    pub vector_ops: u64,
+    /// Transcendental operations, padding excluded.
+    pub transcendentals: u64,
+    /// Bytes moved between HBM and the chip, both directions.
+    pub hbm_bytes: u64,
+    /// Share of `time_us` in which the matrix units are occupied.
+    pub mxu_busy: f64,
+    /// Share of `time_us` in which the busiest vector slot class is occupied.
+    pub vpu_busy: f64,
+    /// Share of `time_us` in which HBM is occupied, at the achievable bandwidth.
+    pub hbm_busy: f64,
+    /// Useful part of the matrix tiles that are occupied: FLOPs done over FLOPs the occupied arrays could do.
+    pub mxu_lane: f64,
+    /// Matrix FLOP/s reached over the datasheet peak of the operand format.
+    pub mxu_achieved: f64,
+    /// Tokens (or rows) that are only padding, as a share of those processed.
+    pub padding: f64,
+    /// VMEM (shared memory) working set of one grid step, in bytes.
+    pub vmem_bytes: u64,
+    /// Parallel grid steps.
+    pub grid_parallel: u64,
+    /// Sequential grid steps of each parallel one.
+    pub grid_sequential: u64,
+    /// Published or measured value for this row, where the workload names one.
+    pub published_us: Option<f64>,
+}
+
+/// One fusion plan on one chip.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlanResult {
+    /// `unfused`, `fused` or another plan of the workload.
+    pub name: String,
+    /// Sum over the rows.
+    pub total_us: f64,
+    /// Lower end of the 80 % interval; absent until a calibration exists.
+    pub low_us: Option<f64>,
+    /// Upper end of the 80 % interval; absent until a calibration exists.
+    pub high_us: Option<f64>,
+    /// Time of the same plan of the baseline over this one.
+    pub speedup_over_baseline: Option<f64>,
+    /// Time of the same plan of the baseline.
+    pub baseline_us: Option<f64>,
+    /// Sum of the published rows of this plan, where every row has one.
+    pub published_us: Option<f64>,
+    /// Rows, in order of execution.
+    pub stages: Vec<StageResult>,
+}
+
+/// A horizontal or slanted roof of the roofline picture.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Roof {
+    /// `mxu bf16`, `vpu`, `transcendental`, ...
+    pub name: String,
+    /// Operations per second of one device at the clock of the run.
+    pub per_second: f64,
+}
+
+/// Roofs of one device.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Roofs {
+    /// Datasheet HBM bandwidth of the device, bytes per second.
+    pub hbm_datasheet: f64,
+    /// Achievable HBM bandwidth of the device, bytes per second.
+    pub hbm_achievable: f64,
+    /// Matrix roofs by operand format (FLOP/s) at the clock of the run, fastest first.
+    pub matrix: Vec<Roof>,
+    /// Vector ALU roof (operations per second).
+    pub vector: Roof,
+    /// Transcendental roof (operations per second).
+    pub transcendental: Roof,
+}
+
+/// All plans on one chip.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ChipResult {
+    /// Name of the hardware file.
+    pub name: String,
+    /// What a person calls it.
+    pub title: String,
+    /// Cores of the device that was timed.
+    pub cores: u32,
+    /// What the device is, for instance `one of the 2 cores of a chip`.
+    pub device: String,
+    /// Clock of the run.
+    pub clock_ghz: f64,
+    /// Clock state of the run.
+    pub clock_state: String,
+    /// Roofs of the device.
+    pub roofs: Roofs,
+    /// Plans, in the order of the workload.
+    pub plans: Vec<PlanResult>,
+    /// What the time rests on, for instance `no coefficient fitted; 2 assumed hardware numbers (..)`.
+    pub coverage: String,
+}
+
+/// The numeric check.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NumericResult {
+    /// Largest error of the core output over its largest value, against the token recurrence in f64.
+    pub output_rel_error: f64,
+    /// The same for the final state.
+    pub state_rel_error: f64,
+    /// RMS error of the core output over its RMS value.
+    pub output_rms_error: f64,
+    /// RMS error of the final state over its RMS value.
+    pub state_rms_error: f64,
+    /// Tokens executed.
+    pub tokens: u64,
+    /// Key heads executed.
+    pub heads: u64,
+    /// Seed of the inputs.
+    pub seed: u64,
+    /// Whether this is a declared sample of a larger layer.
+    pub sampled: bool,
+    /// First node with a value that is not finite, where there is one.
+    pub non_finite: Option<String>,
+    /// Sentence about the overflow condition of the Gram in use and the margin of this workload.
+    pub overflow: String,
+    /// Exponent reached by the Gram operands and its limit, in nats, where the Gram has such a limit.
+    pub overflow_exponent: Option<f64>,
+    /// Limit for `overflow_exponent`: ln of the largest finite f32.
+    pub overflow_limit: Option<f64>,
+}
+
+/// A value the workload compares with.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PublishedComparison {
+    /// Where the values come from.
+    pub source: String,
+    /// Chip they hold for.
+    pub chip: String,
+    /// `plan`, `row`, published and predicted time and signed error, in percent of the published value.
+    pub rows: Vec<PublishedRow>,
+}
+
+/// One published value beside its prediction.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PublishedRow {
+    /// Plan.
+    pub plan: String,
+    /// Stage or `total`.
+    pub stage: String,
+    /// Published time.
+    pub published_us: f64,
+    /// Predicted time.
+    pub predicted_us: f64,
+    /// `100 (predicted / published - 1)`.
+    pub error_percent: f64,
+}
+
+/// Where a result comes from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Provenance {
+    /// Version of tpusim.
+    pub version: String,
+    /// Digest of the hardware descriptions, in the order of the chips.
+    pub hardware_digest: String,
+    /// Digest of the workload, overrides included.
+    pub workload_digest: String,
+    /// Digest of the calibration; `none` where no coefficient was fitted.
+    pub calibration_digest: String,
+    /// Overrides given on the command line.
+    pub overrides: Vec<String>,
+    /// Things the workload file itself marks as inferred.
+    pub inferred: Vec<String>,
+}
+
+/// The result of `tpusim run`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunResult {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// Name of the workload.
+    pub name: String,
+    /// The answer in one line.
+    pub headline: String,
+    /// What the layer is, in one line: mechanism and sizes.
+    pub layer: String,
+    /// Name of the baseline workload, where there is one.
+    pub baseline: Option<String>,
+    /// Chips, in the order asked for.
+    pub chips: Vec<ChipResult>,
+    /// The numeric check, where it was run.
+    pub numeric: Option<NumericResult>,
+    /// Published values beside predictions.
+    pub published: Option<PublishedComparison>,
+    /// Warnings, each ending in advice.
+    pub warnings: Vec<String>,
+    /// Where it comes from.
+    pub provenance: Provenance,
+}

@@ -1,0 +1,423 @@
+//! `run`: one workload, all its plans, on several chips.
+
+use crate::config::{ConfigError, Document};
+use crate::dtype::Dtype;
+use crate::graph::BuildError;
+use crate::hardware::{Architecture, Chip, Kind};
+use crate::kernels::{Kernel, Plan, lower};
+use crate::mechanisms::{self, LayerGraph};
+use crate::report::result::{
+    ChipResult, NumericResult, PlanResult, Provenance, PublishedComparison, PublishedRow, Roof, Roofs, RunResult, SCHEMA,
+    StageResult,
+};
+use crate::timing::{KernelTime, Remark, time_kernel};
+use crate::workload::{Layer, Workload};
+
+/// Chips with the files they came from.
+pub type Chips = Vec<(Chip, Document)>;
+
+/// What a run is asked for.
+#[derive(Debug)]
+pub struct RunRequest<'a> {
+    /// The workload and its file.
+    pub workload: &'a (Workload, Document),
+    /// The workload to compare with, and its file.
+    pub baseline: Option<&'a (Workload, Document)>,
+    /// Chips, in the order of the report.
+    pub chips: &'a Chips,
+    /// Overrides as the user wrote them.
+    pub overrides: Vec<String>,
+    /// The numeric check, where it was run.
+    pub numeric: Option<NumericResult>,
+}
+
+/// Why a run has no result.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The workload does not fit a chip.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The mechanism asked for an operation its operands do not allow: a fault of the mechanism, not of the input.
+    #[error("cannot build the graph of `{name}`: {source}")]
+    Build {
+        /// Workload.
+        name: String,
+        /// The operation.
+        source: BuildError,
+    },
+    /// A rate above its roof or a time below zero: a fault of the model.
+    #[error("invariant violated on `{chip}`, plan `{plan}`, row `{stage}`: {what}")]
+    Invariant {
+        /// Chip.
+        chip: String,
+        /// Plan.
+        plan: String,
+        /// Row.
+        stage: String,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+/// Runs a workload.
+///
+/// # Errors
+/// A [`RunError`]: a dtype the chip lacks, or a violated invariant. Nothing is returned then.
+pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
+    let (workload, document) = request.workload;
+    let mut warnings = Vec::new();
+    let lowered = lower_all(workload)?;
+    let baseline = match request.baseline {
+        Some((base, _)) => Some((base, lower_all(base)?)),
+        None => None,
+    };
+    let mut chips = Vec::new();
+    for (chip, chip_document) in request.chips {
+        check_formats(&workload.layer, chip, document)?;
+        let mut plans = Vec::new();
+        for (plan, kernels) in &lowered {
+            let reference = baseline.as_ref().and_then(|(_, plans)| {
+                plans.iter().find(|(candidate, _)| candidate.name == plan.name).map(|(_, kernels)| kernels)
+            });
+            plans.push(time_plan(workload, plan, kernels, reference, chip, &mut warnings)?);
+        }
+        chips.push(chip_result(chip, plans));
+        let _ = chip_document;
+    }
+    let published = compare(workload, &chips);
+    if let (Some(published), None) = (&workload.published, &published) {
+        warnings.push(format!(
+            "the published values hold for `{}`, which is not in this run; add it with `--hw {}`",
+            published.chip, published.chip
+        ));
+    }
+    let digests: Vec<String> = request.chips.iter().map(|(_, d)| d.digest()).collect();
+    let mut inferred = workload.inferred.clone();
+    inferred.extend(workload.defaults.iter().cloned());
+    warnings.extend(numeric_warnings(request.numeric.as_ref()));
+    let mut result = RunResult {
+        schema: SCHEMA.to_owned(),
+        name: workload.name.clone(),
+        headline: String::new(),
+        layer: workload.layer.describe(),
+        baseline: baseline.as_ref().map(|(base, _)| base.name.clone()),
+        chips,
+        numeric: request.numeric,
+        published,
+        warnings,
+        provenance: Provenance {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            hardware_digest: digests.join("+"),
+            workload_digest: document.digest(),
+            calibration_digest: "none".to_owned(),
+            overrides: request.overrides,
+            inferred,
+        },
+    };
+    result.headline = headline(workload, &result);
+    Ok(result)
+}
+
+/// Kernels of every plan of a workload; the graph is built once.
+fn lower_all(workload: &Workload) -> Result<Vec<(Plan, Vec<Kernel>)>, RunError> {
+    let LayerGraph { graph, recurrence, .. } = mechanisms::build(&workload.layer)
+        .map_err(|source| RunError::Build { name: workload.name.clone(), source })?;
+    let padding = 1.0 - workload.layer.tokens as f64 / workload.layer.padded_tokens() as f64;
+    Ok(workload
+        .plans
+        .iter()
+        .map(|plan| (plan.clone(), lower(&graph, plan, recurrence.value, padding)))
+        .collect())
+}
+
+/// f32 products are decomposed into bf16 passes; every other format needs a rate of its own.
+fn check_formats(layer: &Layer, chip: &Chip, document: &Document) -> Result<(), ConfigError> {
+    if layer.activations == Dtype::F32 || chip.rows_per_cycle(layer.activations).is_some() {
+        return Ok(());
+    }
+    let has: Vec<String> = chip.matrix_unit.rows_per_cycle.keys().map(|d| format!("`{d}`")).collect();
+    Err(document.error_at(
+        "layer.activations",
+        format!("`{}` has no matrix rate for `{}`; it has {}", chip.name, layer.activations, has.join(", ")),
+    ))
+}
+
+fn time_plan(
+    workload: &Workload,
+    plan: &Plan,
+    kernels: &[Kernel],
+    baseline: Option<&Vec<Kernel>>,
+    chip: &Chip,
+    warnings: &mut Vec<String>,
+) -> Result<PlanResult, RunError> {
+    let published = workload.published.as_ref().filter(|p| p.chip == chip.name);
+    let mut stages = Vec::new();
+    for kernel in kernels {
+        let time = time_kernel(kernel, chip);
+        let invariant = |what: String| RunError::Invariant {
+            chip: chip.name.clone(),
+            plan: plan.name.clone(),
+            stage: kernel.label.clone(),
+            what,
+        };
+        check_roofs(kernel, &time, chip).map_err(invariant)?;
+        for remark in &time.remarks {
+            warnings.push(warning(remark, chip, plan, kernel));
+        }
+        let published_us = published.and_then(|p| {
+            p.rows.iter().find(|row| row.plan == plan.name && row.stage == kernel.label).map(|row| row.time_us)
+        });
+        stages.push(stage_result(kernel, &time, chip, published_us));
+    }
+    let total_us: f64 = stages.iter().map(|s| s.time_us).sum();
+    let baseline_us = baseline.map(|kernels| kernels.iter().map(|k| time_kernel(k, chip).total_us).sum::<f64>());
+    let published_us = stages.iter().map(|s| s.published_us).sum::<Option<f64>>().filter(|_| published.is_some());
+    Ok(PlanResult {
+        name: plan.name.clone(),
+        total_us,
+        low_us: None,
+        high_us: None,
+        speedup_over_baseline: baseline_us.map(|base| base / total_us),
+        baseline_us,
+        published_us,
+        stages,
+    })
+}
+
+/// No rate above its roof, no negative time.
+fn check_roofs(kernel: &Kernel, time: &KernelTime, chip: &Chip) -> Result<(), String> {
+    let seconds = time.total_us * 1e-6;
+    if !(time.total_us.is_finite() && time.total_us > 0.0) {
+        return Err(format!("time is {} us", time.total_us));
+    }
+    let roof = |name: &str, done: f64, peak: f64| {
+        // One part in a thousand million covers the rounding of sums.
+        if done > peak * seconds * (1.0 + 1e-9) {
+            Err(format!("{name}: {done:.4e} in {:.4} us is above the roof of {peak:.4e} per second", time.total_us))
+        } else {
+            Ok(())
+        }
+    };
+    let best = chip
+        .matrix_unit
+        .rows_per_cycle
+        .keys()
+        .filter_map(|&d| chip.matrix_flops_per_second(d))
+        .map(crate::units::FlopsPerSecond::get)
+        .fold(0.0, f64::max);
+    roof("matrix FLOPs", kernel.work.matrix_flops.total() as f64, best)?;
+    for (dtype, flops) in kernel.work.matrix_flops.iter() {
+        if let Some(peak) = chip.matrix_flops_per_second(dtype) {
+            roof(&format!("{dtype} FLOPs"), flops as f64, peak.get())?;
+        }
+    }
+    roof("vector operations", kernel.work.vector_ops.total() as f64, chip.vector_ops_per_second().get())?;
+    roof("transcendentals", kernel.work.transcendentals as f64, chip.transcendentals_per_second().get())?;
+    roof("HBM bytes", kernel.hbm_bytes() as f64, chip.hbm_bandwidth_per_device().get())
+}
+
+fn stage_result(kernel: &Kernel, time: &KernelTime, chip: &Chip, published_us: Option<f64>) -> StageResult {
+    let flops = kernel.work.matrix_flops.total();
+    // Peak of the formats in the mix they occur in; f32 products run as bf16 passes.
+    let ideal_seconds: f64 = kernel
+        .work
+        .matrix_flops
+        .iter()
+        .map(|(dtype, flops)| {
+            let peak = chip
+                .matrix_flops_per_second(dtype)
+                .or_else(|| chip.matrix_flops_per_second(Dtype::Bf16))
+                .map_or(f64::INFINITY, crate::units::FlopsPerSecond::get);
+            flops as f64 / peak
+        })
+        .sum();
+    let share = |part: f64| (part / time.total_us).min(1.0);
+    StageResult {
+        stage: kernel.label.clone(),
+        title: kernel.title.clone(),
+        time_us: time.total_us,
+        low_us: None,
+        high_us: None,
+        bound: time.bound,
+        next_bound: time.next_bound,
+        mxu_us: time.mxu_us,
+        vpu_us: time.vpu_us,
+        transcendental_us: time.transcendental_us,
+        cross_lane_us: time.cross_lane_us,
+        hbm_us: time.hbm_us,
+        latency_us: time.latency_us,
+        launch_us: time.launch_us,
+        flops,
+        vector_ops: kernel.work.vector_ops.total(),
+        transcendentals: kernel.work.transcendentals,
+        hbm_bytes: kernel.hbm_bytes(),
+        mxu_busy: share(time.mxu_us),
+        vpu_busy: share(time.vpu_us),
+        hbm_busy: share(time.hbm_us),
+        mxu_lane: time.mxu_lane,
+        mxu_achieved: ideal_seconds * 1e6 / time.total_us,
+        padding: kernel.padding,
+        vmem_bytes: time.working_set,
+        grid_parallel: kernel.grid.parallel,
+        grid_sequential: kernel.grid.sequential,
+        published_us,
+    }
+}
+
+fn warning(remark: &Remark, chip: &Chip, plan: &Plan, kernel: &Kernel) -> String {
+    let place = format!("{} {} {}", chip.name, plan.name, kernel.label);
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    match *remark {
+        Remark::ValueColumnsSplit { parts, needed, capacity } => format!(
+            "{place}: a working set of {:.2} MiB does not fit the {:.2} MiB on chip, so the value columns are split over {parts} programs that each build \
+             the Gram and inverse again; use the unfused plan or a smaller state",
+            mib(needed),
+            mib(capacity)
+        ),
+        Remark::DoesNotFit { needed, capacity } => format!(
+            "{place}: a working set of {:.2} MiB does not fit the {:.2} MiB on chip however it is split; the time is a lower bound, use the unfused plan or a smaller chunk",
+            mib(needed),
+            mib(capacity)
+        ),
+        Remark::CoresIdle { used, cores } => format!(
+            "{place}: only {used} of {cores} cores have a head to work on; use a larger batch, or a plan whose kernels run over chunks as well"
+        ),
+    }
+}
+
+fn chip_result(chip: &Chip, plans: Vec<PlanResult>) -> ChipResult {
+    let mut matrix: Vec<Roof> = chip
+        .matrix_unit
+        .rows_per_cycle
+        .keys()
+        .filter_map(|&dtype| {
+            chip.matrix_flops_per_second(dtype).map(|rate| Roof { name: format!("MXU {dtype}"), per_second: rate.get() })
+        })
+        .collect();
+    matrix.sort_by(|a, b| b.per_second.total_cmp(&a.per_second));
+    let cores = match chip.architecture {
+        Architecture::Tpu => "cores",
+        Architecture::Gpu => "multiprocessors",
+    };
+    let device = if chip.cores_per_device == chip.cores_per_chip {
+        format!("the whole chip, {} {cores}", chip.cores_per_chip)
+    } else {
+        format!("{} of the {} {cores} of a chip", chip.cores_per_device, chip.cores_per_chip)
+    };
+    ChipResult {
+        name: chip.name.clone(),
+        title: chip.title.clone(),
+        cores: chip.cores_per_device,
+        device,
+        clock_ghz: chip.clock().get() / 1e9,
+        clock_state: chip.clock.name.clone(),
+        roofs: Roofs {
+            hbm_datasheet: chip.hbm_bandwidth_per_device().get(),
+            hbm_achievable: chip.achievable_hbm_bandwidth_per_device().get(),
+            matrix,
+            vector: Roof { name: "VPU".to_owned(), per_second: chip.vector_ops_per_second().get() },
+            transcendental: Roof {
+                name: "transcendental".to_owned(),
+                per_second: chip.transcendentals_per_second().get(),
+            },
+        },
+        plans,
+        coverage: coverage(chip),
+    }
+}
+
+/// What the times rest on.
+fn coverage(chip: &Chip) -> String {
+    let blocks = [
+        ("clock", chip.clock.provenance.kind),
+        ("matrix unit", chip.matrix_unit.provenance.kind),
+        ("vector unit", chip.vector_unit.provenance.kind),
+        ("latencies", chip.latency.provenance.kind),
+        ("on-chip memory", chip.on_chip.provenance.kind),
+        ("HBM", chip.hbm.provenance.kind),
+        ("achievable bandwidth", chip.hbm.achievable_provenance.kind),
+        ("launch", chip.launch_provenance.kind),
+    ];
+    let of = |kind: Kind| {
+        let names: Vec<&str> = blocks.iter().filter(|(_, k)| *k == kind).map(|(name, _)| *name).collect();
+        names.join(", ")
+    };
+    let mut parts = vec!["no coefficient is fitted yet, so no interval is given".to_owned()];
+    for (kind, word) in [
+        (Kind::Measured, "measured"),
+        (Kind::Published, "published"),
+        (Kind::Derived, "derived"),
+        (Kind::Assumed, "assumed"),
+    ] {
+        let names = of(kind);
+        if !names.is_empty() {
+            parts.push(format!("{word}: {names}"));
+        }
+    }
+    parts.join("; ")
+}
+
+fn compare(workload: &Workload, chips: &[ChipResult]) -> Option<PublishedComparison> {
+    let published = workload.published.as_ref()?;
+    let chip = chips.iter().find(|chip| chip.name == published.chip)?;
+    let row = |plan: &str, stage: &str, published_us: f64, predicted_us: f64| PublishedRow {
+        plan: plan.to_owned(),
+        stage: stage.to_owned(),
+        published_us,
+        predicted_us,
+        error_percent: 100.0 * (predicted_us / published_us - 1.0),
+    };
+    let mut rows = Vec::new();
+    for plan in &chip.plans {
+        for stage in &plan.stages {
+            if let Some(published_us) = stage.published_us {
+                rows.push(row(&plan.name, &stage.stage, published_us, stage.time_us));
+            }
+        }
+        if let Some(published_us) = plan.published_us {
+            rows.push(row(&plan.name, "total", published_us, plan.total_us));
+        }
+    }
+    (!rows.is_empty()).then(|| PublishedComparison { source: published.source.clone(), chip: chip.name.clone(), rows })
+}
+
+fn numeric_warnings(numeric: Option<&NumericResult>) -> Vec<String> {
+    let Some(numeric) = numeric else { return Vec::new() };
+    let mut warnings = Vec::new();
+    if let Some(node) = &numeric.non_finite {
+        warnings.push(format!(
+            "the numeric check met a value that is not finite in `{node}`: the kernel would return it on the chip; use a Gram without a pivot, a smaller chunk or a tighter decay bound"
+        ));
+    }
+    warnings
+}
+
+/// The answer in one line: the fastest plan on the chip the published values hold for, or on the first chip.
+fn headline(workload: &Workload, result: &RunResult) -> String {
+    let wanted = workload.published.as_ref().map(|p| p.chip.as_str());
+    let chip = result.chips.iter().find(|c| Some(c.name.as_str()) == wanted).or(result.chips.first());
+    let Some(chip) = chip else { return String::new() };
+    let Some(best) = chip.plans.iter().min_by(|a, b| a.total_us.total_cmp(&b.total_us)) else {
+        return String::new();
+    };
+    let Some(longest) = best.stages.iter().max_by(|a, b| a.time_us.total_cmp(&b.time_us)) else {
+        return String::new();
+    };
+    let speedup = match (best.speedup_over_baseline, &result.baseline) {
+        (Some(speedup), Some(name)) => format!(", {speedup:.2}x over {name} ({} against {})", best.name, best.name),
+        _ => String::new(),
+    };
+    format!(
+        "{} on {} ({}, {:.2} GHz): {:.3} ms {}, no interval before calibration; {} takes {:.0} %, bound by {}, next by {}{speedup}",
+        result.name,
+        chip.name,
+        chip.device,
+        chip.clock_ghz,
+        best.total_us / 1e3,
+        best.name,
+        longest.stage,
+        100.0 * longest.time_us / best.total_us,
+        longest.bound,
+        longest.next_bound,
+    )
+}

@@ -1,0 +1,84 @@
+//! Workloads: which layer runs, how it is fused, on which chips, and what it is compared with.
+
+mod file;
+mod layer;
+mod load;
+
+pub use layer::{
+    DecayGate, GramVariant, InitialState, InverseVariant, Layer, MechanismName, OutputGate, PivotRow,
+    ReadConvention, StateFormat,
+};
+pub use load::{load, load_baseline, shipped, shipped_text};
+
+use crate::kernels::Plan;
+
+/// The part of the layer that the numeric check executes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Numeric {
+    /// Tokens of one sequence.
+    pub tokens: usize,
+    /// Key heads.
+    pub key_heads: usize,
+    /// Seed of all inputs.
+    pub seed: u64,
+}
+
+/// A published time of one row of a plan.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PublishedRow {
+    /// Plan.
+    pub plan: String,
+    /// Row, for instance `op2-7a`.
+    pub stage: String,
+    /// Time, in microseconds.
+    pub time_us: f64,
+}
+
+/// Published times to compare with.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Published {
+    /// Where they are printed.
+    pub source: String,
+    /// Chip they hold for.
+    pub chip: String,
+    /// Rows.
+    pub rows: Vec<PublishedRow>,
+}
+
+/// A checked workload.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Workload {
+    /// Name of the report folder.
+    pub name: String,
+    /// The layer.
+    pub layer: Layer,
+    /// Fusion plans.
+    pub plans: Vec<Plan>,
+    /// Chips, by name or path.
+    pub hardware: Vec<String>,
+    /// Workload to compare with, by name or path relative to this file.
+    pub baseline: Option<String>,
+    /// The numeric check.
+    pub numeric: Numeric,
+    /// Published times.
+    pub published: Option<Published>,
+    /// What the file itself marks as inferred.
+    pub inferred: Vec<String>,
+    /// Fields the file leaves out, with the value taken.
+    pub defaults: Vec<String>,
+}
+
+impl Workload {
+    /// The layer of the numeric check: fewer tokens and heads, everything else as it is. The sharing of key heads stays.
+    #[must_use]
+    pub fn numeric_layer(&self) -> Layer {
+        let sharing = self.layer.sharing();
+        Layer {
+            batch: 1,
+            tokens: self.numeric.tokens,
+            key_heads: self.numeric.key_heads,
+            value_heads: self.numeric.key_heads * sharing,
+            ..self.layer.clone()
+        }
+    }
+}
