@@ -30,8 +30,15 @@ pub enum Dtype {
 
 impl Dtype {
     /// Every format, in the order of the enum.
-    pub const ALL: [Dtype; 7] =
-        [Dtype::F64, Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::Fp8E4m3, Dtype::Fp8E5m2, Dtype::Int8];
+    pub const ALL: [Dtype; 7] = [
+        Dtype::F64,
+        Dtype::F32,
+        Dtype::Bf16,
+        Dtype::F16,
+        Dtype::Fp8E4m3,
+        Dtype::Fp8E5m2,
+        Dtype::Int8,
+    ];
 
     /// Storage of one element, in bytes.
     #[must_use]

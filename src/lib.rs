@@ -1,15 +1,13 @@
 //! tpusim: how long the stages of a linear-attention layer take on a TPU or GPU, and which unit binds them.
 
-/// Command-line functions.
-pub mod cli {
-    pub mod hw;
-}
+pub mod cli;
 pub mod config;
 pub mod dtype;
 pub mod graph;
 pub mod hardware;
 pub mod kernels;
 pub mod mechanisms;
+pub mod numerics;
 pub mod report;
 pub mod study;
 pub mod timing;

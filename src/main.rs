@@ -1,20 +1,49 @@
-//! tmp
-fn main() {
-    let name = std::env::args().nth(1).unwrap();
-    let no: [&str; 0] = [];
-    let w = match tpusim::workload::load(&name, &no) { Ok(w) => w, Err(e) => { println!("{}", e.render()); return; } };
-    let base = w.0.baseline.as_ref().map(|b| tpusim::workload::load_baseline(b, &name, &w.1).unwrap());
-    let chips: Vec<_> = w.0.hardware.iter().map(|h| tpusim::hardware::load(h).unwrap()).collect();
-    let r = tpusim::study::run(tpusim::study::RunRequest { workload: &w, baseline: base.as_ref(), chips: &chips, overrides: vec![], numeric: None });
-    match r {
-        Err(e) => println!("{e}"),
-        Ok(r) => {
-            println!("{}", r.headline);
-            for c in &r.chips { for p in &c.plans {
-                println!("{} {} {:.3} ms base {:?}", c.name, p.name, p.total_us/1e3, p.speedup_over_baseline);
-                for s in &p.stages { println!("   {:8} {:9.3} pub {:?} {} next {} mxu {:.3} vpu {:.3} tr {:.3} xl {:.3} hbm {:.3} lat {:.3} launch {:.3} MB {:.1} grid {}x{} vmem {:.2} MiB", s.stage, s.time_us/1e3, s.published_us.map(|x| x/1e3), s.bound, s.next_bound, s.mxu_us/1e3, s.vpu_us/1e3, s.transcendental_us/1e3, s.cross_lane_us/1e3, s.hbm_us/1e3, s.latency_us/1e3, s.launch_us/1e3, s.hbm_bytes as f64/1e6, s.grid_parallel, s.grid_sequential, s.vmem_bytes as f64/1048576.0); }
-            } }
-            for w in &r.warnings { println!("! {w}"); }
+//! The `tpusim` command.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use tpusim::cli::{Cli, Outcome};
+use tpusim::config::ConfigError;
+use tpusim::study::RunError;
+
+/// Exit code of a check that failed: a validation, an invariant.
+const CHECK_FAILED: u8 = 1;
+/// Exit code of bad input or usage.
+const BAD_INPUT: u8 = 2;
+
+fn main() -> ExitCode {
+    match Cli::parse().execute() {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Ok(Outcome::CheckFailed) => ExitCode::from(CHECK_FAILED),
+        Err(error) => {
+            // A reader that has seen enough, such as `head`, is no failure.
+            let closed = error.chain().any(|cause| {
+                cause
+                    .downcast_ref::<io::Error>()
+                    .is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+            });
+            if closed {
+                return ExitCode::SUCCESS;
+            }
+            let mut stderr = io::stderr().lock();
+            // Nothing is left to tell if stderr is gone.
+            let _ = match config_error(&error) {
+                Some(config) => writeln!(stderr, "{}", config.render().trim_end()),
+                None => writeln!(stderr, "error: {error:#}"),
+            };
+            match error.downcast_ref::<RunError>() {
+                Some(RunError::Invariant { .. }) => ExitCode::from(CHECK_FAILED),
+                _ => ExitCode::from(BAD_INPUT),
+            }
         }
+    }
+}
+
+fn config_error(error: &anyhow::Error) -> Option<&ConfigError> {
+    match error.downcast_ref::<RunError>() {
+        Some(RunError::Config(config)) => Some(config),
+        _ => error.downcast_ref::<ConfigError>(),
     }
 }

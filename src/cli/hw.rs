@@ -200,7 +200,8 @@ fn described(chip: &Chip) -> Vec<Entry<'_>> {
         ("transcendental_cycles", latency.transcendental),
         ("cross_lane_cycles", latency.cross_lane),
     ];
-    entries.extend(fields.map(|(field, value)| entry("latency", field, value, "cycles", &latency.provenance)));
+    entries
+        .extend(fields.map(|(field, value)| entry("latency", field, value, "cycles", &latency.provenance)));
     for (block, memory) in [("on_chip", Some(&chip.on_chip)), ("cache", chip.cache.as_ref())] {
         if let Some(memory) = memory {
             entries.push(entry(

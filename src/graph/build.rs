@@ -33,7 +33,11 @@ impl Builder {
     /// An empty graph whose next nodes belong to `stage`.
     #[must_use]
     pub fn new(stage: Stage) -> Self {
-        Builder { graph: Graph::default(), stage, error: None }
+        Builder {
+            graph: Graph::default(),
+            stage,
+            error: None,
+        }
     }
 
     /// Lets the next nodes belong to `stage`.
@@ -84,19 +88,28 @@ impl Builder {
         role: Role,
         init: Init,
     ) -> Value {
-        let ty = TensorType { shape: Shape::new(shape), dtype };
+        let ty = TensorType {
+            shape: Shape::new(shape),
+            dtype,
+        };
         self.append(name, Op::Input { role, init }, &[], vec![ty])
     }
 
     /// A tensor of equal values, made on chip.
     pub fn fill(&mut self, name: &str, shape: impl Into<Vec<usize>>, dtype: Dtype, value: f64) -> Value {
-        let ty = TensorType { shape: Shape::new(shape), dtype };
+        let ty = TensorType {
+            shape: Shape::new(shape),
+            dtype,
+        };
         self.append(name, Op::Fill(value), &[], vec![ty])
     }
 
     /// The identity `[n, n]`, made on chip.
     pub fn identity(&mut self, name: &str, n: usize, dtype: Dtype) -> Value {
-        let ty = TensorType { shape: Shape::new([n, n]), dtype };
+        let ty = TensorType {
+            shape: Shape::new([n, n]),
+            dtype,
+        };
         self.append(name, Op::Identity, &[], vec![ty])
     }
 
@@ -123,7 +136,11 @@ impl Builder {
         (transpose_a, transpose_b): (bool, bool),
         precision: Precision,
     ) -> Value {
-        let op = Op::MatMul { transpose_a, transpose_b, precision };
+        let op = Op::MatMul {
+            transpose_a,
+            transpose_b,
+            precision,
+        };
         let (ta, tb) = (self.ty(a).clone(), self.ty(b).clone());
         if ta.shape.rank() < 2 || tb.shape.rank() < 2 {
             return self.fail(name, &op, a, format!("needs matrices, has {ta} and {tb}"));
@@ -143,8 +160,20 @@ impl Builder {
         };
         let mut dims = batch.dims().to_vec();
         dims.extend([m, n]);
-        let dtype = if ta.dtype == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
-        self.append(name, op, &[a, b], vec![TensorType { shape: Shape::new(dims), dtype }])
+        let dtype = if ta.dtype == Dtype::F64 {
+            Dtype::F64
+        } else {
+            Dtype::F32
+        };
+        self.append(
+            name,
+            op,
+            &[a, b],
+            vec![TensorType {
+                shape: Shape::new(dims),
+                dtype,
+            }],
+        )
     }
 
     /// A scalar function of one operand; the result keeps its format.
@@ -167,7 +196,11 @@ impl Builder {
         let Some(shape) = ta.shape.broadcast(&tb.shape) else {
             return self.fail(name, &op, a, format!("shapes do not broadcast: {ta} and {tb}"));
         };
-        let dtype = if ta.dtype.bytes() >= tb.dtype.bytes() { ta.dtype } else { tb.dtype };
+        let dtype = if ta.dtype.bytes() >= tb.dtype.bytes() {
+            ta.dtype
+        } else {
+            tb.dtype
+        };
         self.append(name, op, &[a, b], vec![TensorType { shape, dtype }])
     }
 
@@ -203,7 +236,15 @@ impl Builder {
         if axis >= ty.shape.rank() {
             return self.fail(name, &op, a, format!("{ty} has no dimension {axis}"));
         }
-        self.append(name, op, &[a], vec![TensorType { shape: ty.shape.with(axis, 1), dtype: ty.dtype }])
+        self.append(
+            name,
+            op,
+            &[a],
+            vec![TensorType {
+                shape: ty.shape.with(axis, 1),
+                dtype: ty.dtype,
+            }],
+        )
     }
 
     /// Sum along the minor dimension.
@@ -234,7 +275,15 @@ impl Builder {
         if ty.dtype == dtype {
             return a;
         }
-        self.append(name, Op::Cast, &[a], vec![TensorType { shape: ty.shape, dtype }])
+        self.append(
+            name,
+            Op::Cast,
+            &[a],
+            vec![TensorType {
+                shape: ty.shape,
+                dtype,
+            }],
+        )
     }
 
     /// The same elements in row-major order under another shape.
@@ -247,7 +296,15 @@ impl Builder {
         if shape.elements() != ty.shape.elements() {
             return self.fail(name, &Op::Reshape, a, format!("{ty} does not fill {shape}"));
         }
-        self.append(name, Op::Reshape, &[a], vec![TensorType { shape, dtype: ty.dtype }])
+        self.append(
+            name,
+            Op::Reshape,
+            &[a],
+            vec![TensorType {
+                shape,
+                dtype: ty.dtype,
+            }],
+        )
     }
 
     /// Dimensions in another order: `permutation[i]` is the old position of new dimension `i`.
@@ -261,7 +318,10 @@ impl Builder {
             return self.fail(name, &Op::Transpose { permutation }, a, problem);
         }
         let dims: Vec<usize> = permutation.iter().map(|&p| ty.shape.dims()[p]).collect();
-        let result = TensorType { shape: Shape::new(dims), dtype: ty.dtype };
+        let result = TensorType {
+            shape: Shape::new(dims),
+            dtype: ty.dtype,
+        };
         self.append(name, Op::Transpose { permutation }, &[a], vec![result])
     }
 
@@ -290,7 +350,10 @@ impl Builder {
         if length == ty.shape.dims()[axis] {
             return a;
         }
-        let result = TensorType { shape: ty.shape.with(axis, length), dtype: ty.dtype };
+        let result = TensorType {
+            shape: ty.shape.with(axis, length),
+            dtype: ty.dtype,
+        };
         self.append(name, op, &[a], vec![result])
     }
 
@@ -305,12 +368,23 @@ impl Builder {
         let mut extent = 0;
         for &part in parts {
             let t = self.ty(part).clone();
-            if axis >= t.shape.rank() || t.dtype != ty.dtype || t.shape.with(axis, 1) != ty.shape.with(axis, 1) {
-                return self.fail(name, &op, first, format!("{ty} and {t} do not join along dimension {axis}"));
+            if axis >= t.shape.rank()
+                || t.dtype != ty.dtype
+                || t.shape.with(axis, 1) != ty.shape.with(axis, 1)
+            {
+                return self.fail(
+                    name,
+                    &op,
+                    first,
+                    format!("{ty} and {t} do not join along dimension {axis}"),
+                );
             }
             extent += t.shape.dims()[axis];
         }
-        let result = TensorType { shape: ty.shape.with(axis, extent), dtype: ty.dtype };
+        let result = TensorType {
+            shape: ty.shape.with(axis, extent),
+            dtype: ty.dtype,
+        };
         self.append(name, op, parts, vec![result])
     }
 
@@ -319,12 +393,20 @@ impl Builder {
         let op = Op::Pad { axis };
         let ty = self.ty(a).clone();
         if axis >= ty.shape.rank() || extent < ty.shape.dims()[axis] {
-            return self.fail(name, &op, a, format!("{extent} is shorter than dimension {axis} of {ty}"));
+            return self.fail(
+                name,
+                &op,
+                a,
+                format!("{extent} is shorter than dimension {axis} of {ty}"),
+            );
         }
         if extent == ty.shape.dims()[axis] {
             return a;
         }
-        let result = TensorType { shape: ty.shape.with(axis, extent), dtype: ty.dtype };
+        let result = TensorType {
+            shape: ty.shape.with(axis, extent),
+            dtype: ty.dtype,
+        };
         self.append(name, op, &[a], vec![result])
     }
 
@@ -336,14 +418,19 @@ impl Builder {
         }
         let axis = ty.shape.rank() - 1;
         let extent = ty.shape.from_end(0) * times;
-        let result = TensorType { shape: ty.shape.with(axis, extent), dtype: ty.dtype };
+        let result = TensorType {
+            shape: ty.shape.with(axis, extent),
+            dtype: ty.dtype,
+        };
         self.append(name, Op::RepeatMinor { times }, &[a], vec![result])
     }
 
     /// Depthwise causal convolution of `x [.., T, E]` with `taps [width, E]`.
     pub fn causal_convolution(&mut self, name: &str, x: Value, taps: Value) -> Value {
         let (tx, tt) = (self.ty(x).clone(), self.ty(taps).clone());
-        let op = Op::CausalConvolution { width: tt.shape.from_end(1) };
+        let op = Op::CausalConvolution {
+            width: tt.shape.from_end(1),
+        };
         if tx.shape.rank() < 2 || tt.shape.rank() != 2 || tx.shape.from_end(0) != tt.shape.from_end(0) {
             return self.fail(name, &op, x, format!("taps {tt} do not fit {tx}"));
         }
@@ -354,14 +441,21 @@ impl Builder {
     pub fn forward_substitution(&mut self, name: &str, l: Value, b: Value) -> Value {
         let op = Op::ForwardSubstitution;
         let (tl, tb) = (self.ty(l).clone(), self.ty(b).clone());
-        let square = tl.shape.from_end(0) == tl.shape.from_end(1) && tl.shape.from_end(0) == tb.shape.from_end(1);
+        let square =
+            tl.shape.from_end(0) == tl.shape.from_end(1) && tl.shape.from_end(0) == tb.shape.from_end(1);
         let leading = |s: &Shape| Shape::new(s.dims()[..s.rank().saturating_sub(2)].to_vec());
-        let Some(batch) = leading(&tl.shape).broadcast(&leading(&tb.shape)).filter(|_| square) else {
+        let Some(batch) = leading(&tl.shape)
+            .broadcast(&leading(&tb.shape))
+            .filter(|_| square)
+        else {
             return self.fail(name, &op, b, format!("{tl} does not solve for {tb}"));
         };
         let mut dims = batch.dims().to_vec();
         dims.extend([tb.shape.from_end(1), tb.shape.from_end(0)]);
-        let result = TensorType { shape: Shape::new(dims), dtype: tb.dtype };
+        let result = TensorType {
+            shape: Shape::new(dims),
+            dtype: tb.dtype,
+        };
         self.append(name, op, &[l, b], vec![result])
     }
 
@@ -383,41 +477,57 @@ impl Builder {
     {
         let mut inner = Builder::new(self.stage);
         let mut trips = None;
-        let mut declare = |inner: &mut Builder, outer: &Self, value: Value, sliced: bool, label: &str, i: usize| {
-            let ty = outer.ty(value);
-            let mut shape = ty.shape.clone();
-            if sliced {
-                trips.get_or_insert(shape.dims().get(axis).copied().unwrap_or(0));
-                if axis >= shape.rank() || Some(shape.dims()[axis]) != trips {
-                    inner.fail_scan(name, format!("scanned operand {ty} does not run along dimension {axis}"));
-                } else {
-                    shape = shape.without(axis);
+        let mut declare =
+            |inner: &mut Builder, outer: &Self, value: Value, sliced: bool, label: &str, i: usize| {
+                let ty = outer.ty(value);
+                let mut shape = ty.shape.clone();
+                if sliced {
+                    trips.get_or_insert(shape.dims().get(axis).copied().unwrap_or(0));
+                    if axis >= shape.rank() || Some(shape.dims()[axis]) != trips {
+                        inner.fail_scan(
+                            name,
+                            format!("scanned operand {ty} does not run along dimension {axis}"),
+                        );
+                    } else {
+                        shape = shape.without(axis);
+                    }
                 }
-            }
-            let dims = shape.dims().to_vec();
-            inner.input(&format!("{label}{i}"), dims, ty.dtype, Role::Body, Init::Zeros)
-        };
-        let declare_all = |inner: &mut Builder,
-                           outer: &Self,
-                           values: &[Value],
-                           sliced: bool,
-                           label: &str,
-                           declare: &mut dyn FnMut(&mut Builder, &Self, Value, bool, &str, usize) -> Value|
-         -> Vec<Value> {
-            values.iter().enumerate().map(|(i, &v)| declare(inner, outer, v, sliced, label, i)).collect()
-        };
+                let dims = shape.dims().to_vec();
+                inner.input(&format!("{label}{i}"), dims, ty.dtype, Role::Body, Init::Zeros)
+            };
+        let declare_all =
+            |inner: &mut Builder,
+             outer: &Self,
+             values: &[Value],
+             sliced: bool,
+             label: &str,
+             declare: &mut dyn FnMut(&mut Builder, &Self, Value, bool, &str, usize) -> Value|
+             -> Vec<Value> {
+                values
+                    .iter()
+                    .enumerate()
+                    .map(|(i, &v)| declare(inner, outer, v, sliced, label, i))
+                    .collect()
+            };
         let c = declare_all(&mut inner, self, carries, false, "carry", &mut declare);
         let s = declare_all(&mut inner, self, scanned, true, "slice", &mut declare);
         let v = declare_all(&mut inner, self, invariants, false, "invariant", &mut declare);
         let (next, stacked) = body(&mut inner, &c, &s, &v);
         for (i, (&before, &after)) in c.iter().zip(&next).enumerate() {
             if inner.ty(before) != inner.ty(after) {
-                let problem = format!("carry {i} changes from {} to {}", inner.ty(before), inner.ty(after));
+                let problem = format!(
+                    "carry {i} changes from {} to {}",
+                    inner.ty(before),
+                    inner.ty(after)
+                );
                 inner.fail_scan(name, problem);
             }
         }
         if next.len() != carries.len() {
-            inner.fail_scan(name, format!("{} carries go in, {} come out", carries.len(), next.len()));
+            inner.fail_scan(
+                name,
+                format!("{} carries go in, {} come out", carries.len(), next.len()),
+            );
         }
         let trips = trips.unwrap_or(0);
         let mut results: Vec<TensorType> = carries.iter().map(|&value| self.ty(value).clone()).collect();
@@ -429,32 +539,63 @@ impl Builder {
             let ty = inner.ty(value);
             let mut dims = ty.shape.dims().to_vec();
             dims.insert(axis.min(dims.len()), trips);
-            results.push(TensorType { shape: Shape::new(dims), dtype: ty.dtype });
+            results.push(TensorType {
+                shape: Shape::new(dims),
+                dtype: ty.dtype,
+            });
         }
         let stacks = stacked.len();
         match inner.finish() {
             Ok(graph) => {
-                let scan =
-                    Scan { trips, axis, carries: carries.len(), scanned: scanned.len(), body: graph };
-                let operands: Vec<Value> =
-                    carries.iter().chain(scanned).chain(invariants).copied().collect();
+                let scan = Scan {
+                    trips,
+                    axis,
+                    carries: carries.len(),
+                    scanned: scanned.len(),
+                    body: graph,
+                };
+                let operands: Vec<Value> = carries.iter().chain(scanned).chain(invariants).copied().collect();
                 let first = self.append(name, Op::Scan(Box::new(scan)), &operands, results);
-                let port = |p: usize| Value { node: first.node, port: p };
-                ((0..carries.len()).map(port).collect(), (0..stacks).map(|i| port(carries.len() + i)).collect())
+                let port = |p: usize| Value {
+                    node: first.node,
+                    port: p,
+                };
+                (
+                    (0..carries.len()).map(port).collect(),
+                    (0..stacks).map(|i| port(carries.len() + i)).collect(),
+                )
             }
             Err(error) => {
                 self.error.get_or_insert(error);
                 let some = self.append("failed scan", Op::Fill(0.0), &[], results);
-                let port = |p: usize| Value { node: some.node, port: p };
-                ((0..carries.len()).map(port).collect(), (0..stacks).map(|i| port(carries.len() + i)).collect())
+                let port = |p: usize| Value {
+                    node: some.node,
+                    port: p,
+                };
+                (
+                    (0..carries.len()).map(port).collect(),
+                    (0..stacks).map(|i| port(carries.len() + i)).collect(),
+                )
             }
         }
     }
 
     fn append(&mut self, name: &str, op: Op, operands: &[Value], results: Vec<TensorType>) -> Value {
-        let node = self.graph.dag.add_node(Node { name: name.to_owned(), stage: self.stage, op, results });
+        let node = self.graph.dag.add_node(Node {
+            name: name.to_owned(),
+            stage: self.stage,
+            op,
+            results,
+        });
         for (position, operand) in operands.iter().enumerate() {
-            self.graph.dag.add_edge(operand.node, node, Operand { position, port: operand.port });
+            self.graph.dag.add_edge(
+                operand.node,
+                node,
+                Operand {
+                    position,
+                    port: operand.port,
+                },
+            );
         }
         Value { node, port: 0 }
     }
@@ -470,6 +611,11 @@ impl Builder {
     }
 
     fn fail_scan(&mut self, name: &str, problem: String) {
-        self.error.get_or_insert(BuildError { name: name.to_owned(), op: "scan", stage: self.stage, problem });
+        self.error.get_or_insert(BuildError {
+            name: name.to_owned(),
+            op: "scan",
+            stage: self.stage,
+            problem,
+        });
     }
 }

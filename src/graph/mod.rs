@@ -12,7 +12,7 @@ mod stage;
 pub mod work;
 
 pub use build::{BuildError, Builder};
-pub use op::{matmul_dtype, Function, Init, Mask, Op, Precision, ReduceFunction, Role, Scan};
+pub use op::{Function, Init, Mask, Op, Precision, ReduceFunction, Role, Scan, matmul_dtype};
 pub use shape::{Shape, TensorType};
 pub use stage::Stage;
 pub use work::Work;
@@ -104,7 +104,13 @@ impl Graph {
             .edges_directed(id, Direction::Incoming)
             .map(|edge| {
                 let Operand { position, port } = *edge.weight();
-                (position, Value { node: edge.source(), port })
+                (
+                    position,
+                    Value {
+                        node: edge.source(),
+                        port,
+                    },
+                )
             })
             .collect();
         operands.sort_unstable_by_key(|(position, _)| *position);
@@ -122,7 +128,8 @@ impl Graph {
 
     /// The inputs of the graph, in the order they were declared.
     pub fn inputs(&self) -> impl Iterator<Item = (NodeId, &Node)> {
-        self.nodes().filter(|(_, node)| matches!(node.op, Op::Input { .. }))
+        self.nodes()
+            .filter(|(_, node)| matches!(node.op, Op::Input { .. }))
     }
 
     /// Named results, in the order they were declared.
@@ -134,6 +141,9 @@ impl Graph {
     /// The result called `name`.
     #[must_use]
     pub fn output(&self, name: &str) -> Option<Value> {
-        self.outputs.iter().find(|(n, _)| n == name).map(|(_, value)| *value)
+        self.outputs
+            .iter()
+            .find(|(n, _)| n == name)
+            .map(|(_, value)| *value)
     }
 }

@@ -78,7 +78,11 @@ impl Function {
     #[must_use]
     pub const fn arity(self) -> usize {
         match self {
-            Function::Add | Function::Subtract | Function::Multiply | Function::Maximum | Function::Minimum => 2,
+            Function::Add
+            | Function::Subtract
+            | Function::Multiply
+            | Function::Maximum
+            | Function::Minimum => 2,
             _ => 1,
         }
     }

@@ -37,7 +37,11 @@ impl Shape {
     /// Extent of the `i`-th dimension from the end (`0` is the minor dimension); 1 where the rank is smaller.
     #[must_use]
     pub fn from_end(&self, i: usize) -> usize {
-        if i < self.0.len() { self.0[self.0.len() - 1 - i] } else { 1 }
+        if i < self.0.len() {
+            self.0[self.0.len() - 1 - i]
+        } else {
+            1
+        }
     }
 
     /// Product of all extents but the last two.

@@ -40,7 +40,10 @@ impl PerDtype {
 
     /// Formats with a count above zero.
     pub fn iter(&self) -> impl Iterator<Item = (Dtype, u64)> + '_ {
-        Dtype::ALL.into_iter().map(|d| (d, self.get(d))).filter(|(_, count)| *count > 0)
+        Dtype::ALL
+            .into_iter()
+            .map(|d| (d, self.get(d)))
+            .filter(|(_, count)| *count > 0)
     }
 
     /// Every count times `factor`.
@@ -119,7 +122,10 @@ pub fn node_work(graph: &Graph, id: NodeId) -> Work {
     let operands: Vec<&TensorType> = graph.operands(id).iter().map(|&value| graph.ty(value)).collect();
     let result = &node.results[0];
     let elements = result.shape.elements();
-    let vector = |count: u64| Work { vector_ops: PerDtype::of(result.dtype, count), ..Work::default() };
+    let vector = |count: u64| Work {
+        vector_ops: PerDtype::of(result.dtype, count),
+        ..Work::default()
+    };
     match &node.op {
         Op::Input { .. }
         | Op::Fill(_)
@@ -130,13 +136,19 @@ pub fn node_work(graph: &Graph, id: NodeId) -> Work {
         | Op::Pad { .. } => Work::default(),
         Op::Transpose { permutation } => {
             let moves_lanes = permutation.last().is_some_and(|&p| p + 1 != permutation.len());
-            Work { cross_lane: if moves_lanes { elements } else { 0 }, ..Work::default() }
+            Work {
+                cross_lane: if moves_lanes { elements } else { 0 },
+                ..Work::default()
+            }
         }
         Op::MatMul { transpose_a, .. } => {
             let a = &operands[0];
             let k = a.shape.from_end(usize::from(*transpose_a)) as u64;
             let dtype = matmul_dtype(a.dtype, operands[1].dtype);
-            Work { matrix_flops: PerDtype::of(dtype, 2 * elements * k), ..Work::default() }
+            Work {
+                matrix_flops: PerDtype::of(dtype, 2 * elements * k),
+                ..Work::default()
+            }
         }
         Op::Elementwise(function) => Work {
             transcendentals: elements * function.transcendentals(),
@@ -145,14 +157,20 @@ pub fn node_work(graph: &Graph, id: NodeId) -> Work {
         Op::Reduce { axis, .. } => {
             let input = operands[0].shape.elements();
             let minor = axis + 1 == operands[0].shape.rank();
-            Work { cross_lane: if minor { input } else { 0 }, ..vector(input) }
+            Work {
+                cross_lane: if minor { input } else { 0 },
+                ..vector(input)
+            }
         }
         Op::CumulativeSum { axis } => {
             let extent = result.shape.dims()[*axis] as u64;
             vector(elements / extent.max(1) * extent.saturating_sub(1))
         }
         Op::Select { .. } | Op::Cast => vector(elements),
-        Op::RepeatMinor { .. } => Work { cross_lane: elements, ..Work::default() },
+        Op::RepeatMinor { .. } => Work {
+            cross_lane: elements,
+            ..Work::default()
+        },
         Op::CausalConvolution { width } => vector(elements * (2 * *width as u64 - 1)),
         Op::ForwardSubstitution => {
             let n = result.shape.from_end(1) as u64;

@@ -49,7 +49,9 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
                 carried_bytes,
                 live_bytes,
                 units_per_program: group.program.map(|program| program.heads),
-                steps_per_program: group.program.map_or(1, |program| program.chunks.min(grid.sequential)),
+                steps_per_program: group
+                    .program
+                    .map_or(1, |program| program.chunks.min(grid.sequential)),
                 work: members.iter().map(|&id| work::node_work(graph, id)).sum::<Work>(),
                 padding: if in_core { padding } else { 0.0 },
             })
@@ -62,7 +64,11 @@ fn descendants(graph: &Graph, from: NodeId) -> BTreeSet<NodeId> {
     let mut seen = BTreeSet::from([from]);
     // Nodes are stored in topological order, so one pass forward finds all of them.
     for (id, _) in graph.nodes() {
-        if graph.operands(id).iter().any(|operand| seen.contains(&operand.node)) {
+        if graph
+            .operands(id)
+            .iter()
+            .any(|operand| seen.contains(&operand.node))
+        {
             seen.insert(id);
         }
     }
@@ -118,7 +124,9 @@ fn transfers(graph: &Graph, members: &BTreeSet<NodeId>) -> (Vec<Transfer>, Vec<T
                 let source_inside = members.contains(&source.node);
                 let on_chip = matches!(graph.node(source.node).op, Op::Fill(_) | Op::Identity);
                 if inside && !source_inside && !on_chip {
-                    read.entry(source).or_default().insert(operand, graph.ty(operand).bytes());
+                    read.entry(source)
+                        .or_default()
+                        .insert(operand, graph.ty(operand).bytes());
                 }
                 if !inside && source_inside && !on_chip {
                     written.insert(source);
@@ -140,11 +148,12 @@ fn transfers(graph: &Graph, members: &BTreeSet<NodeId>) -> (Vec<Transfer>, Vec<T
     };
     let reads = read
         .iter()
-        .map(|(&source, views)| {
-            transfer(source, views.values().sum::<u64>().min(graph.ty(source).bytes()))
-        })
+        .map(|(&source, views)| transfer(source, views.values().sum::<u64>().min(graph.ty(source).bytes())))
         .collect();
-    let writes = written.iter().map(|&value| transfer(value, graph.ty(value).bytes())).collect();
+    let writes = written
+        .iter()
+        .map(|&value| transfer(value, graph.ty(value).bytes()))
+        .collect();
     (reads, writes)
 }
 
@@ -156,7 +165,10 @@ fn grid(graph: &Graph, members: &BTreeSet<NodeId>, reads: &[Transfer], writes: &
         Op::Scan(scan) => {
             let ty = &graph.node(id).results[scan.carries];
             let parallel = ty.shape.dims()[..scan.axis].iter().map(|&d| d as u64).product();
-            Some(Grid { parallel, sequential: scan.trips as u64 })
+            Some(Grid {
+                parallel,
+                sequential: scan.trips as u64,
+            })
         }
         _ => None,
     });
@@ -164,15 +176,24 @@ fn grid(graph: &Graph, members: &BTreeSet<NodeId>, reads: &[Transfer], writes: &
         return grid;
     }
     // Kernels of the core without a scan run over (batch, head, chunk): the leading dimensions of their products.
-    let product = members.iter().filter(|&&id| matches!(graph.node(id).op, Op::MatMul { .. })).find_map(|&id| {
-        let shape = &graph.node(id).results[0].shape;
-        (shape.rank() >= 6).then(|| shape.dims()[..4].iter().map(|&d| d as u64).product())
-    });
+    let product = members
+        .iter()
+        .filter(|&&id| matches!(graph.node(id).op, Op::MatMul { .. }))
+        .find_map(|&id| {
+            let shape = &graph.node(id).results[0].shape;
+            (shape.rank() >= 6).then(|| shape.dims()[..4].iter().map(|&d| d as u64).product())
+        });
     if let Some(parallel) = product {
-        return Grid { parallel, sequential: 1 };
+        return Grid {
+            parallel,
+            sequential: 1,
+        };
     }
     let bytes: u64 = reads.iter().chain(writes).map(|t| t.bytes).sum();
-    Grid { parallel: bytes.div_ceil(STREAM_BLOCK_BYTES).max(1), sequential: 1 }
+    Grid {
+        parallel: bytes.div_ceil(STREAM_BLOCK_BYTES).max(1),
+        sequential: 1,
+    }
 }
 
 fn carried_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
@@ -312,7 +333,11 @@ fn instances(graph: &Graph, id: NodeId) -> u64 {
     match graph.node(id).op {
         Op::MatMul { .. } => {
             let operands = graph.operands(id);
-            if graph.ty(operands[1]).shape.batch() == 1 { 1 } else { graph.node(id).results[0].shape.batch() }
+            if graph.ty(operands[1]).shape.batch() == 1 {
+                1
+            } else {
+                graph.node(id).results[0].shape.batch()
+            }
         }
         Op::ForwardSubstitution => graph.node(id).results[0].shape.batch(),
         _ => 1,
@@ -332,20 +357,33 @@ fn kind(graph: &Graph, id: NodeId) -> OpKind {
     };
     let with_lanes = |dims: &Shape, alu: f64, rows_columns: [usize; 2], ops: f64| OpKind::Vector {
         dims: dims.dims().to_vec(),
-        cost: VectorCost { alu, transcendental: 0.0 },
+        cost: VectorCost {
+            alu,
+            transcendental: 0.0,
+        },
         cross_lane: Some(rows_columns),
         cross_lane_ops: ops,
     };
     let rows = |shape: &Shape| (shape.batch() as usize) * shape.from_end(1);
     match &node.op {
-        Op::MatMul { transpose_a, precision, .. } => {
+        Op::MatMul {
+            transpose_a,
+            precision,
+            ..
+        } => {
             let (a, b) = (graph.ty(operands[0]), graph.ty(operands[1]));
             let dtype = crate::graph::matmul_dtype(a.dtype, b.dtype);
             let k = a.shape.from_end(usize::from(*transpose_a)) as u64;
             let shared = instances(graph, id) == 1;
             let m = shape.from_end(1) as u64 * if shared { shape.batch() } else { 1 };
             let passes = if dtype.bytes() > 2 { precision.passes() } else { 1 };
-            OpKind::Product { m, k, n: shape.from_end(0) as u64, dtype, passes }
+            OpKind::Product {
+                m,
+                k,
+                n: shape.from_end(0) as u64,
+                dtype,
+                passes,
+            }
         }
         Op::Elementwise(function) => {
             let (alu, transcendental) = (function.vector_ops() as f64, function.transcendentals() as f64);
@@ -371,14 +409,20 @@ fn kind(graph: &Graph, id: NodeId) -> OpKind {
         Op::CausalConvolution { width } => {
             // Each earlier token is a shift of the rows, which the cross-lane unit does.
             let shifts = (width - 1) as f64;
-            with_lanes(shape, (2 * width - 1) as f64, [rows(shape), shape.from_end(0)], shifts)
+            with_lanes(
+                shape,
+                (2 * width - 1) as f64,
+                [rows(shape), shape.from_end(0)],
+                shifts,
+            )
         }
         Op::Transpose { .. } | Op::RepeatMinor { .. } => {
             with_lanes(shape, 0.0, [rows(shape), shape.from_end(0)], 1.0)
         }
-        Op::ForwardSubstitution => {
-            OpKind::Substitution { rows: shape.from_end(1) as u64, columns: shape.from_end(0) as u64 }
-        }
+        Op::ForwardSubstitution => OpKind::Substitution {
+            rows: shape.from_end(1) as u64,
+            columns: shape.from_end(0) as u64,
+        },
         _ => vector(shape, 1.0, 0.0),
     }
 }

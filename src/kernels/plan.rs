@@ -77,8 +77,16 @@ impl Plan {
         use Stage::{
             Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan, WyFactors,
         };
-        let span = |first, last| Group { first, last, program: None };
-        let scan = |first, last| Group { first, last, program: Some(program) };
+        let span = |first, last| Group {
+            first,
+            last,
+            program: None,
+        };
+        let scan = |first, last| Group {
+            first,
+            last,
+            program: Some(program),
+        };
         let groups = match name {
             "unfused" => vec![
                 span(Projections, Projections),
@@ -95,6 +103,9 @@ impl Plan {
             ],
             _ => return None,
         };
-        Some(Plan { name: name.to_owned(), groups })
+        Some(Plan {
+            name: name.to_owned(),
+            groups,
+        })
     }
 }

@@ -96,8 +96,13 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: DeltaInputs) -> App
     // One decay per key row of the state: a column vector.
     let chunk_decay = b.transpose_minor("e^G_C_rows", chunk_decay);
     let (initial, initial_state) = initial_carry(b, layer, inputs);
-    let (carries, stacks) =
-        b.scan("S", 3, &initial, &[u0, w, x, chunk_decay], &[], |body, carry, slice, _| {
+    let (carries, stacks) = b.scan(
+        "S",
+        3,
+        &initial,
+        &[u0, w, x, chunk_decay],
+        &[],
+        |body, carry, slice, _| {
             let [u0, w, x, decay] = [slice[0], slice[1], slice[2], slice[3]];
             let s = decode_state(body, layer.state, carry);
             let operand = state_operand(body, layer, s, carry);
@@ -113,7 +118,8 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: DeltaInputs) -> App
             let mut stacks = vec![u];
             stacks.extend(carry);
             (next, stacks)
-        });
+        },
+    );
     let final_state = decode_state(b, layer.state, &carries);
     let final_state = b.cast("S_final", final_state, Dtype::F32);
 
@@ -172,7 +178,13 @@ fn gram_exponent(layer: &Layer) -> Option<GramExponent> {
 fn initial_carry(b: &mut Builder, layer: &Layer, inputs: DeltaInputs) -> (Vec<Value>, Option<Value>) {
     let value = b.dims(inputs.value);
     let decay = b.dims(inputs.log_decay);
-    let dims = vec![value[0], value[1], value[2].max(decay[2]), layer.key_dim, value[5]];
+    let dims = vec![
+        value[0],
+        value[1],
+        value[2].max(decay[2]),
+        layer.key_dim,
+        value[5],
+    ];
     match layer.initial_state {
         InitialState::Given => {
             let state = b.input("S_0", dims, Dtype::F32, Role::State, Init::Normal { std: 1.0 });
@@ -210,7 +222,11 @@ fn encode_state(b: &mut Builder, format: StateFormat, state: Value) -> Vec<Value
             let scaled = b.multiply("S_scaled", state, inverse);
             // The reciprocal may round up, so the largest element of a row can exceed the format's maximum by one ulp.
             let clipped = b.map("S_clipped", Function::MinimumConstant(FP8_E4M3_MAX), scaled);
-            let clipped = b.map("S_clipped_below", Function::MaximumConstant(-FP8_E4M3_MAX), clipped);
+            let clipped = b.map(
+                "S_clipped_below",
+                Function::MaximumConstant(-FP8_E4M3_MAX),
+                clipped,
+            );
             vec![b.cast("S_codes", clipped, Dtype::Fp8E4m3), scale]
         }
     }

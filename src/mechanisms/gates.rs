@@ -4,17 +4,42 @@ use crate::dtype::Dtype;
 use crate::graph::{Builder, Function, Init, Role, Stage, Value};
 use crate::workload::{DecayGate, Layer};
 
+/// How the parameters of a decay gate start out.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GateInit {
+    /// `A`, one per group, as its logarithm.
+    pub(super) rate: Init,
+    /// Bias, one per channel.
+    pub(super) bias: Init,
+}
+
+impl GateInit {
+    /// KDA and GDN layers: `A` uniform in [1, 16], time steps log-uniform in [1e-3, 1e-1] (flash-linear-attention).
+    pub(super) const TIME_STEP: GateInit = GateInit {
+        rate: Init::LogUniform { low: 1.0, high: 16.0 },
+        bias: Init::TimeStepBias {
+            low: 1e-3,
+            high: 1e-1,
+        },
+    };
+    /// SLA: nothing is published. Slopes around 1 and biases in [-4, 0] spread the gate over its range.
+    pub(super) const SIGMOID: GateInit = GateInit {
+        rate: Init::LogUniform { low: 0.5, high: 2.0 },
+        bias: Init::Uniform { low: -4.0, high: 0.0 },
+    };
+}
+
 /// Log decay `[B, T, groups * per_group]` (f32, at most 0) from its projection `raw` of the same shape.
 ///
 /// `softplus`: `-exp(A) softplus(raw + bias)`; `bounded`: `bound sigmoid(exp(A) (raw + bias))`. `A` has one entry per group, `bias` one per
-/// channel. Initial ranges: `A` uniform in [1, 16] before the logarithm, time steps log-uniform in [1e-3, 1e-1]
-/// (flash-linear-attention, KDA and GDN layers).
+/// channel.
 pub(super) fn log_decay(
     b: &mut Builder,
     layer: &Layer,
     raw: Value,
     groups: usize,
     per_group: usize,
+    init: GateInit,
 ) -> Value {
     b.stage(Stage::Gates);
     let shape = [layer.batch, layer.tokens, groups, per_group];
@@ -24,11 +49,10 @@ pub(super) fn log_decay(
         [groups, per_group],
         Dtype::F32,
         Role::Weight,
-        Init::TimeStepBias { low: 1e-3, high: 1e-1 },
+        init.bias,
     );
     let shifted = b.add("decay_shifted", raw, bias);
-    let a_log =
-        b.input("A_log", [groups, 1], Dtype::F32, Role::Weight, Init::LogUniform { low: 1.0, high: 16.0 });
+    let a_log = b.input("A_log", [groups, 1], Dtype::F32, Role::Weight, init.rate);
     let rate = b.exp("decay_rate", a_log);
     let decay = match layer.decay_gate {
         DecayGate::Softplus => {
@@ -49,5 +73,9 @@ pub(super) fn log_decay(
 pub(super) fn step_size(b: &mut Builder, layer: &Layer, raw: Value) -> Value {
     b.stage(Stage::Gates);
     let step = b.map("beta", Function::Sigmoid, raw);
-    if layer.negative_eigenvalues { b.scale("2 beta", step, 2.0) } else { step }
+    if layer.negative_eigenvalues {
+        b.scale("2 beta", step, 2.0)
+    } else {
+        step
+    }
 }

@@ -3,9 +3,10 @@
 //! With fewer key heads than value heads (Qwen3-Next) the raw products `k k^T` and `q k^T` are shared by the value heads of a key head; decay masks,
 //! inverse and state are per value head.
 
+use super::Appended;
 use super::delta_rule::{self, DeltaInputs};
+use super::gates::{self, GateInit};
 use super::layer::{convolution, core_layout, output, project, projections};
-use super::{Appended, gates};
 use crate::graph::{Builder, Function};
 use crate::workload::Layer;
 
@@ -15,7 +16,7 @@ pub(super) fn append(b: &mut Builder, layer: &Layer) -> Appended {
     let step_raw = project(b, layer, projected.x, "step", layer.value_heads);
 
     let qkv = convolution(b, layer, projected.qkv, false);
-    let log_decay = gates::log_decay(b, layer, decay_raw, layer.value_heads, 1);
+    let log_decay = gates::log_decay(b, layer, decay_raw, layer.value_heads, 1, GateInit::TIME_STEP);
     let step = gates::step_size(b, layer, step_raw);
     let (heads, sharing) = (layer.key_heads, layer.sharing());
     let log_decay = core_layout(b, layer, "l_core", log_decay, heads, sharing, 1);

@@ -57,7 +57,12 @@ pub(super) fn append(
 fn decay_mask(b: &mut Builder, name: &str, rows: Value, columns: Value) -> Value {
     let columns = b.transpose_minor(&format!("{name}_columns"), columns);
     let difference = b.subtract(&format!("{name}_difference"), rows, columns);
-    let causal = b.select(&format!("{name}_causal"), Mask::Lower, difference, f64::NEG_INFINITY);
+    let causal = b.select(
+        &format!("{name}_causal"),
+        Mask::Lower,
+        difference,
+        f64::NEG_INFINITY,
+    );
     b.exp(name, causal)
 }
 
@@ -72,7 +77,10 @@ fn scalar_mask(b: &mut Builder, ops: GramOperands) -> (Value, Value) {
         // Row 0 of the exclusive sum is zero, its diagonal exceeds one; A keeps only j < i.
         decay_mask(b, "M_read", ops.read_cumulative, ops.cumulative)
     };
-    (b.multiply("A_masked", raw_a, read_mask), b.multiply("P_masked", raw_p, mask))
+    (
+        b.multiply("A_masked", raw_a, read_mask),
+        b.multiply("P_masked", raw_p, mask),
+    )
 }
 
 /// Exponentials of every pair of rows and channel, summed over channels on the vector unit.
@@ -92,7 +100,12 @@ fn broadcast(b: &mut Builder, ops: GramOperands) -> (Value, Value) {
     let weights = |b: &mut Builder, name: &str, rows: Value| {
         let rows = pair(b, &format!("{name}_rows"), rows, true);
         let difference = b.subtract(&format!("{name}_difference"), rows, columns);
-        let causal = b.select(&format!("{name}_causal"), Mask::LowerPairs, difference, f64::NEG_INFINITY);
+        let causal = b.select(
+            &format!("{name}_causal"),
+            Mask::LowerPairs,
+            difference,
+            f64::NEG_INFINITY,
+        );
         let decay = b.exp(&format!("{name}_decay"), causal);
         b.multiply(&format!("{name}_weights"), x, decay)
     };
@@ -112,7 +125,10 @@ fn broadcast(b: &mut Builder, ops: GramOperands) -> (Value, Value) {
         debug_assert_eq!(d[4], c);
         b.reshape(&format!("{name}_full"), summed, d)
     };
-    (sum(b, "A", ops.read, a_weights), sum(b, "P", ops.query, p_weights))
+    (
+        sum(b, "A", ops.read, a_weights),
+        sum(b, "P", ops.query, p_weights),
+    )
 }
 
 /// 16-row blocks against all rows of the chunk: block `i` uses pivot `mu_i`, a row of the block.
@@ -122,7 +138,11 @@ fn pivots(b: &mut Builder, pivot: PivotRow, dtype: Dtype, ops: GramOperands) -> 
     let block = PIVOT_BLOCK.min(c);
     let blocks = c / block;
     let g = expand(b, "G", ops.cumulative, dk);
-    let gr = if ops.read_cumulative == ops.cumulative { g } else { expand(b, "Gr", ops.read_cumulative, dk) };
+    let gr = if ops.read_cumulative == ops.cumulative {
+        g
+    } else {
+        expand(b, "Gr", ops.read_cumulative, dk)
+    };
     let split = |b: &mut Builder, name: &str, value: Value| {
         let mut d = b.dims(value);
         d.splice(4..5, [blocks, block]);
@@ -185,7 +205,11 @@ fn causal_pivots(b: &mut Builder, dtype: Dtype, ops: GramOperands) -> (Value, Va
     let block = PIVOT_BLOCK.min(c);
     let blocks = c / block;
     let g = expand(b, "G", ops.cumulative, dk);
-    let gr = if ops.read_cumulative == ops.cumulative { g } else { expand(b, "Gr", ops.read_cumulative, dk) };
+    let gr = if ops.read_cumulative == ops.cumulative {
+        g
+    } else {
+        expand(b, "Gr", ops.read_cumulative, dk)
+    };
     let q = b.cast("Q_f32", ops.query, Dtype::F32);
     let r = b.cast("R_f32", ops.read, Dtype::F32);
     let x = b.cast("X_f32", ops.write, Dtype::F32);
@@ -209,7 +233,11 @@ fn causal_pivots(b: &mut Builder, dtype: Dtype, ops: GramOperands) -> (Value, Va
             b.multiply(&format!("{name}_weights"), x_before, decay)
         };
         let p_weights = weights_of(b, "P", gb);
-        let a_weights = if gr == g { p_weights } else { weights_of(b, "A", grb) };
+        let a_weights = if gr == g {
+            p_weights
+        } else {
+            weights_of(b, "A", grb)
+        };
         let finish = |b: &mut Builder, name: &str, operand: Value, weights: Value| {
             let operand = b.slice(&format!("{name}_row"), operand, 5, row, 1);
             let products = b.multiply(&format!("{name}_terms"), weights, operand);
@@ -232,8 +260,10 @@ fn causal_pivots(b: &mut Builder, dtype: Dtype, ops: GramOperands) -> (Value, Va
             d.remove(4);
             b.reshape(&format!("{name}_{i}{i}_flat"), part, d)
         };
-        let (mut a_block, mut p_block) =
-            (diagonal_block(b, "A", a_diagonal), diagonal_block(b, "P", p_diagonal));
+        let (mut a_block, mut p_block) = (
+            diagonal_block(b, "A", a_diagonal),
+            diagonal_block(b, "P", p_diagonal),
+        );
         if i > 0 {
             let mu = b.slice("mu", g, 4, start, 1);
             let g_rows = b.slice("G_rows", g, 4, start, block);
@@ -268,7 +298,10 @@ fn causal_pivots(b: &mut Builder, dtype: Dtype, ops: GramOperands) -> (Value, Va
         a_full.push(b.pad("A_block_wide", a_block, 5, c));
         p_full.push(b.pad("P_block_wide", p_block, 5, c));
     }
-    (b.concatenate("A_full", &a_full, 4), b.concatenate("P_full", &p_full, 4))
+    (
+        b.concatenate("A_full", &a_full, 4),
+        b.concatenate("P_full", &p_full, 4),
+    )
 }
 
 /// One stacked product: decays relative to one pivot per chunk are folded into the operands.
@@ -303,7 +336,10 @@ fn folded(b: &mut Builder, pivot: PivotRow, dtype: Dtype, ops: GramOperands) -> 
     let x = scaled(b, "X", ops.write, column_factor);
     let stacked = b.concatenate("QR", &[q, r], 4);
     let products = b.matmul_bt("QR X^T", stacked, x, Precision::Default);
-    (b.slice("A_full", products, 4, c, c), b.slice("P_full", products, 4, 0, c))
+    (
+        b.slice("A_full", products, 4, c, c),
+        b.slice("P_full", products, 4, 0, c),
+    )
 }
 
 /// One product of depth `dk / G` and one mask per tile, summed.
@@ -332,7 +368,12 @@ fn tile_masks(b: &mut Builder, ops: GramOperands) -> (Value, Value) {
     let gram = |b: &mut Builder, name: &str, rows: Value, mask: Value| {
         let raw = b.matmul_bt(&format!("{name}_raw"), rows, x, Precision::Default);
         let masked = b.multiply(&format!("{name}_masked"), raw, mask);
-        let summed = b.reduce(&format!("{name}_sum"), crate::graph::ReduceFunction::Sum, masked, 4);
+        let summed = b.reduce(
+            &format!("{name}_sum"),
+            crate::graph::ReduceFunction::Sum,
+            masked,
+            4,
+        );
         let mut d = b.dims(summed);
         d.remove(4);
         debug_assert_eq!(d[4], c);
@@ -344,5 +385,9 @@ fn tile_masks(b: &mut Builder, ops: GramOperands) -> (Value, Value) {
 /// A decay `[.., g]` on all `dk` channels: repeated per tile, or left to broadcast where `g` is 1.
 pub(super) fn expand(b: &mut Builder, name: &str, decay: Value, dk: usize) -> Value {
     let g = b.shape(decay).from_end(0);
-    if g == 1 || g == dk { decay } else { b.repeat_minor(&format!("{name}_lanes"), decay, dk / g) }
+    if g == 1 || g == dk {
+        decay
+    } else {
+        b.repeat_minor(&format!("{name}_lanes"), decay, dk / g)
+    }
 }

@@ -3,9 +3,10 @@
 //! The decay is projected through a low rank. Because every channel decays on its own, the chunk Gram cannot be one product with a scalar mask: it
 //! takes pivots per 16 rows (or exponentials of every pair), which is vector work.
 
+use super::Appended;
 use super::delta_rule::{self, DeltaInputs};
+use super::gates::{self, GateInit};
 use super::layer::{convolution, core_layout, output, project, project_low_rank, projections};
-use super::{Appended, gates};
 use crate::graph::{Builder, Function};
 use crate::workload::Layer;
 
@@ -16,7 +17,14 @@ pub(super) fn append(b: &mut Builder, layer: &Layer) -> Appended {
     let step_raw = project(b, layer, projected.x, "step", layer.value_heads);
 
     let qkv = convolution(b, layer, projected.qkv, false);
-    let log_decay = gates::log_decay(b, layer, decay_raw, layer.key_heads, layer.key_dim);
+    let log_decay = gates::log_decay(
+        b,
+        layer,
+        decay_raw,
+        layer.key_heads,
+        layer.key_dim,
+        GateInit::TIME_STEP,
+    );
     let step = gates::step_size(b, layer, step_raw);
     let (heads, sharing) = (layer.key_heads, layer.sharing());
     let log_decay = core_layout(b, layer, "l_core", log_decay, heads, 1, layer.key_dim);
@@ -34,6 +42,12 @@ pub(super) fn append(b: &mut Builder, layer: &Layer) -> Appended {
             log_decay,
         },
     );
-    output(b, layer, core.core_output, projected.output_gate, Function::Sigmoid);
+    output(
+        b,
+        layer,
+        core.core_output,
+        projected.output_gate,
+        Function::Sigmoid,
+    );
     core
 }

@@ -17,7 +17,13 @@ pub(super) fn project(b: &mut Builder, layer: &Layer, x: Value, name: &str, widt
 
 /// Projects `x` through `gate_rank` channels to `width`: `[B, T, width]` in f32.
 pub(super) fn project_low_rank(b: &mut Builder, layer: &Layer, x: Value, name: &str, width: usize) -> Value {
-    let down = weight(b, layer, &format!("W_{name}_down"), layer.model_width, layer.gate_rank);
+    let down = weight(
+        b,
+        layer,
+        &format!("W_{name}_down"),
+        layer.model_width,
+        layer.gate_rank,
+    );
     let up = weight(b, layer, &format!("W_{name}_up"), layer.gate_rank, width);
     let hidden = b.matmul(&format!("{name}_hidden"), x, down, Precision::Default);
     let hidden = b.cast(&format!("{name}_hidden_rounded"), hidden, layer.activations);
@@ -26,7 +32,13 @@ pub(super) fn project_low_rank(b: &mut Builder, layer: &Layer, x: Value, name: &
 
 fn weight(b: &mut Builder, layer: &Layer, name: &str, rows: usize, columns: usize) -> Value {
     let std = (rows as f64).sqrt().recip();
-    b.input(name, [rows, columns], layer.activations, Role::Weight, Init::Normal { std })
+    b.input(
+        name,
+        [rows, columns],
+        layer.activations,
+        Role::Weight,
+        Init::Normal { std },
+    )
 }
 
 /// Outputs of [`projections`].
@@ -80,13 +92,18 @@ pub(super) fn convolution(b: &mut Builder, layer: &Layer, qkv: Value, packed: bo
         [layer.conv_width, width],
         layer.activations,
         Role::Weight,
-        Init::Normal { std: (layer.conv_width as f64).sqrt().recip() },
+        Init::Normal {
+            std: (layer.conv_width as f64).sqrt().recip(),
+        },
     );
     let qkv = b.cast("qkv_f32", qkv, Dtype::F32);
     let taps = b.cast("conv_taps_f32", taps, Dtype::F32);
     let convolved = b.causal_convolution("conv", qkv, taps);
     let activated = b.map("conv_silu", Function::Silu, convolved);
-    let (keys, values) = (layer.key_heads * layer.key_dim, layer.value_heads * layer.value_dim);
+    let (keys, values) = (
+        layer.key_heads * layer.key_dim,
+        layer.value_heads * layer.value_dim,
+    );
     let query = b.slice("q_channels", activated, 2, 0, keys);
     let key = b.slice("k_channels", activated, 2, keys, keys);
     let value = b.slice("v_channels", activated, 2, 2 * keys, values);
@@ -117,8 +134,16 @@ fn unit_length(b: &mut Builder, layer: &Layer, name: &str, channels: Value) -> V
     );
     let squared = b.multiply(&format!("{name}_squared"), per_head, per_head);
     let length = b.sum_minor(&format!("{name}_length2"), squared);
-    let length = b.map(&format!("{name}_length2_eps"), Function::AddConstant(L2_EPSILON), length);
-    let inverse = b.map(&format!("{name}_inverse_length"), Function::ReciprocalSqrt, length);
+    let length = b.map(
+        &format!("{name}_length2_eps"),
+        Function::AddConstant(L2_EPSILON),
+        length,
+    );
+    let inverse = b.map(
+        &format!("{name}_inverse_length"),
+        Function::ReciprocalSqrt,
+        length,
+    );
     b.multiply(&format!("{name}_unit"), per_head, inverse)
 }
 
@@ -155,10 +180,18 @@ fn token_layout(b: &mut Builder, layer: &Layer, core_output: Value) -> Value {
     let flat = b.reshape(
         "o_flat",
         tokens_first,
-        [layer.batch, layer.padded_tokens(), layer.key_heads * shared * channels],
+        [
+            layer.batch,
+            layer.padded_tokens(),
+            layer.key_heads * shared * channels,
+        ],
     );
     let cut = b.slice("o_cut", flat, 1, 0, layer.tokens);
-    b.reshape("o_heads", cut, [layer.batch, layer.tokens, layer.value_heads, layer.value_dim])
+    b.reshape(
+        "o_heads",
+        cut,
+        [layer.batch, layer.tokens, layer.value_heads, layer.value_dim],
+    )
 }
 
 /// Stages op7b and op7c: RMS norm per value head, output gate, output projection. Returns `y [B, T, d]`.
@@ -178,7 +211,13 @@ pub(super) fn output(
     let mean = b.map("o_mean_eps", Function::AddConstant(RMS_EPSILON), mean);
     let inverse = b.map("o_inverse_rms", Function::ReciprocalSqrt, mean);
     let normalised = b.multiply("o_normalised", o, inverse);
-    let weight = b.input("norm_weight", [layer.value_dim], Dtype::F32, Role::Weight, Init::Ones);
+    let weight = b.input(
+        "norm_weight",
+        [layer.value_dim],
+        Dtype::F32,
+        Role::Weight,
+        Init::Ones,
+    );
     let mut out = b.multiply("o_weighted", normalised, weight);
     if let Some(gate) = gate {
         let gate = b.reshape(

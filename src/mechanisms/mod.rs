@@ -114,9 +114,12 @@ pub fn gram_variants(granularity: Granularity) -> &'static [GramVariant] {
             GramVariant::PivotCausal,
             GramVariant::Broadcast,
         ],
-        Granularity::Channel => {
-            &[GramVariant::Pivot, GramVariant::PivotCausal, GramVariant::Folded, GramVariant::Broadcast]
-        }
+        Granularity::Channel => &[
+            GramVariant::Pivot,
+            GramVariant::PivotCausal,
+            GramVariant::Folded,
+            GramVariant::Broadcast,
+        ],
     }
 }
 

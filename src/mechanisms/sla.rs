@@ -5,9 +5,10 @@
 //! and step sizes only. The grouping of decays into tiles lets the Gram be one product with the decays folded into its
 //! operands, as long as `C/2` tokens of decay stay below the overflow limit. Reconstruction: docs/model.md says which parts are published.
 
+use super::Appended;
 use super::delta_rule::{self, DeltaInputs};
+use super::gates::{self, GateInit};
 use super::layer::{convolution, core_layout, output, project, projections};
-use super::{Appended, gates};
 use crate::graph::{Builder, Function};
 use crate::workload::Layer;
 
@@ -18,7 +19,7 @@ pub(super) fn append(b: &mut Builder, layer: &Layer) -> Appended {
     let step_raw = project(b, layer, projected.x, "step", layer.key_heads);
 
     let qkv = convolution(b, layer, projected.qkv, true);
-    let log_decay = gates::log_decay(b, layer, decay_raw, layer.key_heads, tiles);
+    let log_decay = gates::log_decay(b, layer, decay_raw, layer.key_heads, tiles, GateInit::SIGMOID);
     let step = gates::step_size(b, layer, step_raw);
     let log_decay = core_layout(b, layer, "l_core", log_decay, layer.key_heads, 1, tiles);
     let step = core_layout(b, layer, "beta_core", step, layer.key_heads, 1, 1);
@@ -35,6 +36,12 @@ pub(super) fn append(b: &mut Builder, layer: &Layer) -> Appended {
             log_decay,
         },
     );
-    output(b, layer, core.core_output, projected.output_gate, Function::Sigmoid);
+    output(
+        b,
+        layer,
+        core.core_output,
+        projected.output_gate,
+        Function::Sigmoid,
+    );
     core
 }

@@ -196,6 +196,9 @@ pub struct NumericResult {
     pub output_rms_error: f64,
     /// RMS error of the final state over its RMS value.
     pub state_rms_error: f64,
+    /// Largest error of core output and final state when the same graph is executed in f64 without rounding: the chunk form
+    /// against the recurrence.
+    pub exact_rel_error: f64,
     /// Tokens executed.
     pub tokens: u64,
     /// Key heads executed.

@@ -7,8 +7,8 @@ use crate::hardware::{Architecture, Chip, Kind};
 use crate::kernels::{Kernel, Plan, lower};
 use crate::mechanisms::{self, LayerGraph};
 use crate::report::result::{
-    ChipResult, NumericResult, PlanResult, Provenance, PublishedComparison, PublishedRow, Roof, Roofs, RunResult, SCHEMA,
-    StageResult,
+    ChipResult, NumericResult, PlanResult, Provenance, PublishedComparison, PublishedRow, Roof, Roofs,
+    RunResult, SCHEMA, StageResult,
 };
 use crate::timing::{KernelTime, Remark, time_kernel};
 use crate::workload::{Layer, Workload};
@@ -72,17 +72,26 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
         None => None,
     };
     let mut chips = Vec::new();
-    for (chip, chip_document) in request.chips {
+    for (chip, _) in request.chips {
         check_formats(&workload.layer, chip, document)?;
         let mut plans = Vec::new();
         for (plan, kernels) in &lowered {
             let reference = baseline.as_ref().and_then(|(_, plans)| {
-                plans.iter().find(|(candidate, _)| candidate.name == plan.name).map(|(_, kernels)| kernels)
+                plans
+                    .iter()
+                    .find(|(candidate, _)| candidate.name == plan.name)
+                    .map(|(_, kernels)| kernels)
             });
-            plans.push(time_plan(workload, plan, kernels, reference, chip, &mut warnings)?);
+            plans.push(time_plan(
+                workload,
+                plan,
+                kernels,
+                reference,
+                chip,
+                &mut warnings,
+            )?);
         }
         chips.push(chip_result(chip, plans));
-        let _ = chip_document;
     }
     let published = compare(workload, &chips);
     if let (Some(published), None) = (&workload.published, &published) {
@@ -120,8 +129,12 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
 
 /// Kernels of every plan of a workload; the graph is built once.
 fn lower_all(workload: &Workload) -> Result<Vec<(Plan, Vec<Kernel>)>, RunError> {
-    let LayerGraph { graph, recurrence, .. } = mechanisms::build(&workload.layer)
-        .map_err(|source| RunError::Build { name: workload.name.clone(), source })?;
+    let LayerGraph {
+        graph, recurrence, ..
+    } = mechanisms::build(&workload.layer).map_err(|source| RunError::Build {
+        name: workload.name.clone(),
+        source,
+    })?;
     let padding = 1.0 - workload.layer.tokens as f64 / workload.layer.padded_tokens() as f64;
     Ok(workload
         .plans
@@ -135,10 +148,20 @@ fn check_formats(layer: &Layer, chip: &Chip, document: &Document) -> Result<(), 
     if layer.activations == Dtype::F32 || chip.rows_per_cycle(layer.activations).is_some() {
         return Ok(());
     }
-    let has: Vec<String> = chip.matrix_unit.rows_per_cycle.keys().map(|d| format!("`{d}`")).collect();
+    let has: Vec<String> = chip
+        .matrix_unit
+        .rows_per_cycle
+        .keys()
+        .map(|d| format!("`{d}`"))
+        .collect();
     Err(document.error_at(
         "layer.activations",
-        format!("`{}` has no matrix rate for `{}`; it has {}", chip.name, layer.activations, has.join(", ")),
+        format!(
+            "`{}` has no matrix rate for `{}`; it has {}",
+            chip.name,
+            layer.activations,
+            has.join(", ")
+        ),
     ))
 }
 
@@ -165,13 +188,21 @@ fn time_plan(
             warnings.push(warning(remark, chip, plan, kernel));
         }
         let published_us = published.and_then(|p| {
-            p.rows.iter().find(|row| row.plan == plan.name && row.stage == kernel.label).map(|row| row.time_us)
+            p.rows
+                .iter()
+                .find(|row| row.plan == plan.name && row.stage == kernel.label)
+                .map(|row| row.time_us)
         });
-        stages.push(stage_result(kernel, &time, chip, published_us));
+        stages.push(stage_result(kernel, &time, published_us));
     }
     let total_us: f64 = stages.iter().map(|s| s.time_us).sum();
-    let baseline_us = baseline.map(|kernels| kernels.iter().map(|k| time_kernel(k, chip).total_us).sum::<f64>());
-    let published_us = stages.iter().map(|s| s.published_us).sum::<Option<f64>>().filter(|_| published.is_some());
+    let baseline_us =
+        baseline.map(|kernels| kernels.iter().map(|k| time_kernel(k, chip).total_us).sum::<f64>());
+    let published_us = stages
+        .iter()
+        .map(|s| s.published_us)
+        .sum::<Option<f64>>()
+        .filter(|_| published.is_some());
     Ok(PlanResult {
         name: plan.name.clone(),
         total_us,
@@ -193,7 +224,10 @@ fn check_roofs(kernel: &Kernel, time: &KernelTime, chip: &Chip) -> Result<(), St
     let roof = |name: &str, done: f64, peak: f64| {
         // One part in a thousand million covers the rounding of sums.
         if done > peak * seconds * (1.0 + 1e-9) {
-            Err(format!("{name}: {done:.4e} in {:.4} us is above the roof of {peak:.4e} per second", time.total_us))
+            Err(format!(
+                "{name}: {done:.4e} in {:.4} us is above the roof of {peak:.4e} per second",
+                time.total_us
+            ))
         } else {
             Ok(())
         }
@@ -211,26 +245,24 @@ fn check_roofs(kernel: &Kernel, time: &KernelTime, chip: &Chip) -> Result<(), St
             roof(&format!("{dtype} FLOPs"), flops as f64, peak.get())?;
         }
     }
-    roof("vector operations", kernel.work.vector_ops.total() as f64, chip.vector_ops_per_second().get())?;
-    roof("transcendentals", kernel.work.transcendentals as f64, chip.transcendentals_per_second().get())?;
-    roof("HBM bytes", kernel.hbm_bytes() as f64, chip.hbm_bandwidth_per_device().get())
+    roof(
+        "vector operations",
+        kernel.work.vector_ops.total() as f64,
+        chip.vector_ops_per_second().get(),
+    )?;
+    roof(
+        "transcendentals",
+        kernel.work.transcendentals as f64,
+        chip.transcendentals_per_second().get(),
+    )?;
+    roof(
+        "HBM bytes",
+        kernel.hbm_bytes() as f64,
+        chip.hbm_bandwidth_per_device().get(),
+    )
 }
 
-fn stage_result(kernel: &Kernel, time: &KernelTime, chip: &Chip, published_us: Option<f64>) -> StageResult {
-    let flops = kernel.work.matrix_flops.total();
-    // Peak of the formats in the mix they occur in; f32 products run as bf16 passes.
-    let ideal_seconds: f64 = kernel
-        .work
-        .matrix_flops
-        .iter()
-        .map(|(dtype, flops)| {
-            let peak = chip
-                .matrix_flops_per_second(dtype)
-                .or_else(|| chip.matrix_flops_per_second(Dtype::Bf16))
-                .map_or(f64::INFINITY, crate::units::FlopsPerSecond::get);
-            flops as f64 / peak
-        })
-        .sum();
+fn stage_result(kernel: &Kernel, time: &KernelTime, published_us: Option<f64>) -> StageResult {
     let share = |part: f64| (part / time.total_us).min(1.0);
     StageResult {
         stage: kernel.label.clone(),
@@ -247,7 +279,7 @@ fn stage_result(kernel: &Kernel, time: &KernelTime, chip: &Chip, published_us: O
         hbm_us: time.hbm_us,
         latency_us: time.latency_us,
         launch_us: time.launch_us,
-        flops,
+        flops: kernel.work.matrix_flops.total(),
         vector_ops: kernel.work.vector_ops.total(),
         transcendentals: kernel.work.transcendentals,
         hbm_bytes: kernel.hbm_bytes(),
@@ -255,7 +287,7 @@ fn stage_result(kernel: &Kernel, time: &KernelTime, chip: &Chip, published_us: O
         vpu_busy: share(time.vpu_us),
         hbm_busy: share(time.hbm_us),
         mxu_lane: time.mxu_lane,
-        mxu_achieved: ideal_seconds * 1e6 / time.total_us,
+        mxu_achieved: time.mxu_achieved,
         padding: kernel.padding,
         vmem_bytes: time.working_set,
         grid_parallel: kernel.grid.parallel,
@@ -268,7 +300,11 @@ fn warning(remark: &Remark, chip: &Chip, plan: &Plan, kernel: &Kernel) -> String
     let place = format!("{} {} {}", chip.name, plan.name, kernel.label);
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     match *remark {
-        Remark::ValueColumnsSplit { parts, needed, capacity } => format!(
+        Remark::ValueColumnsSplit {
+            parts,
+            needed,
+            capacity,
+        } => format!(
             "{place}: a working set of {:.2} MiB does not fit the {:.2} MiB on chip, so the value columns are split over {parts} programs that each build \
              the Gram and inverse again; use the unfused plan or a smaller state",
             mib(needed),
@@ -291,7 +327,10 @@ fn chip_result(chip: &Chip, plans: Vec<PlanResult>) -> ChipResult {
         .rows_per_cycle
         .keys()
         .filter_map(|&dtype| {
-            chip.matrix_flops_per_second(dtype).map(|rate| Roof { name: format!("MXU {dtype}"), per_second: rate.get() })
+            chip.matrix_flops_per_second(dtype).map(|rate| Roof {
+                name: format!("MXU {dtype}"),
+                per_second: rate.get(),
+            })
         })
         .collect();
     matrix.sort_by(|a, b| b.per_second.total_cmp(&a.per_second));
@@ -302,7 +341,10 @@ fn chip_result(chip: &Chip, plans: Vec<PlanResult>) -> ChipResult {
     let device = if chip.cores_per_device == chip.cores_per_chip {
         format!("the whole chip, {} {cores}", chip.cores_per_chip)
     } else {
-        format!("{} of the {} {cores} of a chip", chip.cores_per_device, chip.cores_per_chip)
+        format!(
+            "{} of the {} {cores} of a chip",
+            chip.cores_per_device, chip.cores_per_chip
+        )
     };
     ChipResult {
         name: chip.name.clone(),
@@ -315,7 +357,10 @@ fn chip_result(chip: &Chip, plans: Vec<PlanResult>) -> ChipResult {
             hbm_datasheet: chip.hbm_bandwidth_per_device().get(),
             hbm_achievable: chip.achievable_hbm_bandwidth_per_device().get(),
             matrix,
-            vector: Roof { name: "VPU".to_owned(), per_second: chip.vector_ops_per_second().get() },
+            vector: Roof {
+                name: "VPU".to_owned(),
+                per_second: chip.vector_ops_per_second().get(),
+            },
             transcendental: Roof {
                 name: "transcendental".to_owned(),
                 per_second: chip.transcendentals_per_second().get(),
@@ -339,7 +384,11 @@ fn coverage(chip: &Chip) -> String {
         ("launch", chip.launch_provenance.kind),
     ];
     let of = |kind: Kind| {
-        let names: Vec<&str> = blocks.iter().filter(|(_, k)| *k == kind).map(|(name, _)| *name).collect();
+        let names: Vec<&str> = blocks
+            .iter()
+            .filter(|(_, k)| *k == kind)
+            .map(|(name, _)| *name)
+            .collect();
         names.join(", ")
     };
     let mut parts = vec!["no coefficient is fitted yet, so no interval is given".to_owned()];
@@ -378,7 +427,11 @@ fn compare(workload: &Workload, chips: &[ChipResult]) -> Option<PublishedCompari
             rows.push(row(&plan.name, "total", published_us, plan.total_us));
         }
     }
-    (!rows.is_empty()).then(|| PublishedComparison { source: published.source.clone(), chip: chip.name.clone(), rows })
+    (!rows.is_empty()).then(|| PublishedComparison {
+        source: published.source.clone(),
+        chip: chip.name.clone(),
+        rows,
+    })
 }
 
 fn numeric_warnings(numeric: Option<&NumericResult>) -> Vec<String> {
@@ -395,7 +448,11 @@ fn numeric_warnings(numeric: Option<&NumericResult>) -> Vec<String> {
 /// The answer in one line: the fastest plan on the chip the published values hold for, or on the first chip.
 fn headline(workload: &Workload, result: &RunResult) -> String {
     let wanted = workload.published.as_ref().map(|p| p.chip.as_str());
-    let chip = result.chips.iter().find(|c| Some(c.name.as_str()) == wanted).or(result.chips.first());
+    let chip = result
+        .chips
+        .iter()
+        .find(|c| Some(c.name.as_str()) == wanted)
+        .or(result.chips.first());
     let Some(chip) = chip else { return String::new() };
     let Some(best) = chip.plans.iter().min_by(|a, b| a.total_us.total_cmp(&b.total_us)) else {
         return String::new();
@@ -404,7 +461,10 @@ fn headline(workload: &Workload, result: &RunResult) -> String {
         return String::new();
     };
     let speedup = match (best.speedup_over_baseline, &result.baseline) {
-        (Some(speedup), Some(name)) => format!(", {speedup:.2}x over {name} ({} against {})", best.name, best.name),
+        (Some(speedup), Some(name)) => format!(
+            ", {speedup:.2}x over {name} ({} against {})",
+            best.name, best.name
+        ),
         _ => String::new(),
     };
     format!(

@@ -74,6 +74,8 @@ pub struct KernelTime {
     pub working_set: u64,
     /// Useful part of the occupied matrix tiles.
     pub mxu_lane: f64,
+    /// Matrix FLOP/s of the device over its peak, each format against its own.
+    pub mxu_achieved: f64,
     /// What its user should know.
     pub remarks: Vec<Remark>,
 }
@@ -101,7 +103,10 @@ pub fn time_kernel(kernel: &Kernel, chip: &Chip) -> KernelTime {
     let programs = parallel.div_ceil(units);
     let cores_used = programs.min(cores);
     if kernel.grid.sequential > 1 && cores_used < cores {
-        remarks.push(Remark::CoresIdle { used: cores_used, cores });
+        remarks.push(Remark::CoresIdle {
+            used: cores_used,
+            cores,
+        });
     }
     let step = step_work(kernel, chip, parts);
 
@@ -133,7 +138,7 @@ pub fn time_kernel(kernel: &Kernel, chip: &Chip) -> KernelTime {
         (Bound::Launch, launch_us),
     ];
     bounds.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let flops: u64 = kernel.work.matrix_flops.total();
+    let ideal = matrix::ideal_cycles(chip, &kernel.work.matrix_flops) / cores_used as f64;
     KernelTime {
         total_us,
         mxu_us: micros(mxu),
@@ -150,7 +155,8 @@ pub fn time_kernel(kernel: &Kernel, chip: &Chip) -> KernelTime {
         units_per_program: units as u64,
         value_parts: parts,
         working_set: working_set(kernel, parts, units as u64 * kernel.steps_per_program),
-        mxu_lane: matrix::lane_utilisation(chip, flops as f64 / cores_used as f64, mxu).min(1.0),
+        mxu_lane: if mxu > 0.0 { (ideal / mxu).min(1.0) } else { 0.0 },
+        mxu_achieved: micros(ideal) / total_us * (cores_used as f64 / cores as f64),
         remarks,
     }
 }
@@ -168,7 +174,8 @@ fn value_parts(kernel: &Kernel, chip: &Chip, capacity: u64, remarks: &mut Vec<Re
         let registers = match chip.architecture {
             Architecture::Tpu => 0,
             Architecture::Gpu => {
-                4 * u64::from(chip.vector_unit.registers) * u64::from(chip.vector_unit.lanes)
+                4 * u64::from(chip.vector_unit.registers)
+                    * u64::from(chip.vector_unit.lanes)
                     * u64::from(chip.vector_unit.sublanes)
             }
         };
@@ -195,7 +202,11 @@ fn value_parts(kernel: &Kernel, chip: &Chip, capacity: u64, remarks: &mut Vec<Re
     }
     let needed = working_set(kernel, 1, 1);
     remarks.push(if fits(parts) {
-        Remark::ValueColumnsSplit { parts, needed, capacity }
+        Remark::ValueColumnsSplit {
+            parts,
+            needed,
+            capacity,
+        }
     } else {
         Remark::DoesNotFit { needed, capacity }
     });
@@ -206,7 +217,9 @@ fn units_per_program(kernel: &Kernel, parallel: u64, parts: u64, cores: u64, cap
     let wanted = kernel.units_per_program.unwrap_or_else(|| {
         let per_unit = working_set(kernel, parts, 1).max(1);
         // Never so many that cores run dry.
-        (capacity / per_unit).min(MOST_UNITS_PER_PROGRAM).min(parallel / cores.max(1))
+        (capacity / per_unit)
+            .min(MOST_UNITS_PER_PROGRAM)
+            .min(parallel / cores.max(1))
     });
     wanted.clamp(1, parallel.max(1))
 }
@@ -251,9 +264,16 @@ struct OpCost {
 fn operation(op: &KernelOp, chip: &Chip, parts: u64) -> OpCost {
     let latency = &chip.latency;
     match &op.kind {
-        OpKind::Product { m, k, n, dtype, passes } => {
+        OpKind::Product {
+            m,
+            k,
+            n,
+            dtype,
+            passes,
+        } => {
             let columns = if op.value_columns { n.div_ceil(parts) } else { *n };
-            let registers = |rows: u64, columns: u64| vector::registers_in_place(chip, rows as f64, columns as f64);
+            let registers =
+                |rows: u64, columns: u64| vector::registers_in_place(chip, rows as f64, columns as f64);
             // Operands come from on-chip memory at their own width, results return as f32.
             let packing = dtype.bytes() as f64 / 4.0;
             let loaded = (registers(*m, *k) + registers(*k, columns)) * packing;
@@ -264,19 +284,44 @@ fn operation(op: &KernelOp, chip: &Chip, parts: u64) -> OpCost {
                 latency: matrix::result_latency_cycles(chip),
             }
         }
-        OpKind::Vector { dims, cost, cross_lane, cross_lane_ops } => {
+        OpKind::Vector {
+            dims,
+            cost,
+            cross_lane,
+            cross_lane_ops,
+        } => {
             let mut slots = vector::operation(chip, dims, *cost, *cross_lane, *cross_lane_ops);
             if op.value_columns {
                 slots = slots * (parts as f64).recip();
             }
-            let lanes = if cross_lane.is_some() { latency.cross_lane } else { 0.0 };
-            let function = if cost.transcendental > 0.0 { latency.transcendental } else { 0.0 };
-            OpCost { mxu: 0.0, slots, latency: latency.vector + lanes + function }
+            let lanes = if cross_lane.is_some() {
+                latency.cross_lane
+            } else {
+                0.0
+            };
+            let function = if cost.transcendental > 0.0 {
+                latency.transcendental
+            } else {
+                0.0
+            };
+            OpCost {
+                mxu: 0.0,
+                slots,
+                latency: latency.vector + lanes + function,
+            }
         }
         OpKind::Substitution { rows, columns } => {
-            let columns = if op.value_columns { columns.div_ceil(parts) } else { *columns };
+            let columns = if op.value_columns {
+                columns.div_ceil(parts)
+            } else {
+                *columns
+            };
             let (slots, latency) = vector::substitution(chip, *rows, columns);
-            OpCost { mxu: 0.0, slots, latency }
+            OpCost {
+                mxu: 0.0,
+                slots,
+                latency,
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Matrix unit: cycles of a product.
 
 use crate::dtype::Dtype;
+use crate::graph::work::PerDtype;
 use crate::hardware::Chip;
 
 /// Share of the array's depth that a pass takes at least: loading a new stationary tile is hidden behind the stream only when enough rows stream.
@@ -40,11 +41,19 @@ pub fn result_latency_cycles(chip: &Chip) -> f64 {
     chip.latency.matrix_result
 }
 
-/// FLOPs of the product over what the occupied arrays could do in the same cycles, in `(0, 1]`.
+/// Cycles one core's matrix units would need for `flops` if every tile were full; formats without a native rate run as one bf16 pass.
 #[must_use]
-pub fn lane_utilisation(chip: &Chip, flops: f64, cycles: f64) -> f64 {
+pub fn ideal_cycles(chip: &Chip, flops: &PerDtype) -> f64 {
     let unit = &chip.matrix_unit;
-    let peak = f64::from(unit.count) * f64::from(unit.rows) * f64::from(unit.columns) * 2.0;
-    let rate = unit.rows_per_cycle.values().copied().fold(0.0, f64::max);
-    if cycles > 0.0 { flops / (peak * rate * cycles) } else { 0.0 }
+    let per_row = f64::from(unit.count) * f64::from(unit.rows) * f64::from(unit.columns) * 2.0;
+    let rate = |dtype| {
+        chip.rows_per_cycle(dtype)
+            .or_else(|| chip.rows_per_cycle(Dtype::Bf16))
+            .unwrap_or(1.0)
+    };
+    // An empty sum of floats is minus zero.
+    0.0 + flops
+        .iter()
+        .map(|(dtype, count)| count as f64 / (per_row * rate(dtype)))
+        .sum::<f64>()
 }

@@ -23,5 +23,9 @@ pub const GRID_STEP_CYCLES: f64 = 27.0;
 #[must_use]
 pub fn soft_maximum(a: f64, b: f64, p: f64) -> f64 {
     let (low, high) = if a < b { (a, b) } else { (b, a) };
-    if high <= 0.0 { 0.0 } else { high * (1.0 + (low / high).powf(p)).powf(p.recip()) }
+    if high <= 0.0 {
+        0.0
+    } else {
+        high * (1.0 + (low / high).powf(p)).powf(p.recip())
+    }
 }

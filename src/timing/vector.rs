@@ -22,7 +22,11 @@ impl SlotCycles {
     /// The busiest slot class: slots issue side by side.
     #[must_use]
     pub fn busiest(&self) -> f64 {
-        self.alu.max(self.transcendental).max(self.cross_lane).max(self.load).max(self.store)
+        self.alu
+            .max(self.transcendental)
+            .max(self.cross_lane)
+            .max(self.load)
+            .max(self.store)
     }
 }
 
@@ -55,7 +59,10 @@ impl std::ops::Mul<f64> for SlotCycles {
 /// 40 % to 6 %.
 #[must_use]
 pub fn registers(chip: &Chip, dims: &[usize]) -> f64 {
-    let (lanes, sublanes) = (chip.vector_unit.lanes as usize, chip.vector_unit.sublanes as usize);
+    let (lanes, sublanes) = (
+        chip.vector_unit.lanes as usize,
+        chip.vector_unit.sublanes as usize,
+    );
     let total: f64 = dims.iter().map(|&d| d as f64).product();
     let tiled = |rows: usize, columns: usize| {
         let padded = (rows.div_ceil(sublanes) * sublanes) as f64 * (columns.div_ceil(lanes) * lanes) as f64;
@@ -78,7 +85,8 @@ pub fn registers(chip: &Chip, dims: &[usize]) -> f64 {
 /// Registers of a tensor whose rows and columns keep their place on sublanes and lanes.
 #[must_use]
 pub fn registers_in_place(chip: &Chip, rows: f64, columns: f64) -> f64 {
-    (rows / f64::from(chip.vector_unit.sublanes)).ceil() * (columns / f64::from(chip.vector_unit.lanes)).ceil()
+    (rows / f64::from(chip.vector_unit.sublanes)).ceil()
+        * (columns / f64::from(chip.vector_unit.lanes)).ceil()
 }
 
 /// Slot-cycles of an operation over `dims` at `cost` per register, plus cross-lane work over `[rows, columns]`.
@@ -92,7 +100,9 @@ pub fn operation(
 ) -> SlotCycles {
     let slots = &chip.vector_unit.slots;
     let count = registers(chip, dims);
-    let lanes = cross_lane.map_or(0.0, |[rows, columns]| registers_in_place(chip, rows as f64, columns as f64));
+    let lanes = cross_lane.map_or(0.0, |[rows, columns]| {
+        registers_in_place(chip, rows as f64, columns as f64)
+    });
     SlotCycles {
         alu: count * cost.alu / slots.alu,
         transcendental: count * cost.transcendental / slots.transcendental,
@@ -105,7 +115,11 @@ pub fn operation(
 #[must_use]
 pub fn traffic(chip: &Chip, loaded: f64, stored: f64) -> SlotCycles {
     let slots = &chip.vector_unit.slots;
-    SlotCycles { load: loaded / slots.load, store: stored / slots.store, ..SlotCycles::default() }
+    SlotCycles {
+        load: loaded / slots.load,
+        store: stored / slots.store,
+        ..SlotCycles::default()
+    }
 }
 
 /// Slot-cycles and dependent latency of forward substitution of `rows` rows with `columns` right-hand sides.

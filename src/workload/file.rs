@@ -12,7 +12,7 @@ use crate::config::{ConfigError, Document, listed, suggestion};
 use crate::dtype::Dtype;
 use crate::graph::Precision;
 use crate::kernels::{Plan, Program};
-use crate::mechanisms::{granularity, gram_variants};
+use crate::mechanisms::{gram_variants, granularity};
 
 /// A positive whole number.
 #[derive(Debug, Clone, Copy)]
@@ -103,6 +103,7 @@ struct LayerFile {
 #[serde(deny_unknown_fields)]
 struct ProgramFile {
     heads: Size,
+    /// Rounded down to whole chunks, at least one.
     tokens: Size,
 }
 
@@ -147,26 +148,41 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
     let mut defaults = Vec::new();
     let layer = layer(&file.layer, document, &mut defaults, &mut errors);
     let mut complain = |path: &str, message: String| errors.push(document.error_at(path, message));
-    if file.name.is_empty() || !file.name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) || file.name.starts_with('.') {
+    if file.name.is_empty()
+        || !file
+            .name
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+        || file.name.starts_with('.')
+    {
         complain(
             "name",
-            format!("`{}` cannot name a report folder; use letters, digits, `-`, `_` and `.`", file.name),
+            format!(
+                "`{}` cannot name a report folder; use letters, digits, `-`, `_` and `.`",
+                file.name
+            ),
         );
     }
     if file.plans.is_empty() {
-        complain("plans", format!("expected at least one of {}, found none", listed(&Plan::NAMES)));
+        complain(
+            "plans",
+            format!("expected at least one of {}, found none", listed(&Plan::NAMES)),
+        );
     }
     let program = match &file.program {
         Some(ProgramFile { heads, tokens }) => {
             let chunk = file.layer.chunk.0;
-            if tokens.0 % chunk != 0 {
-                complain("program.tokens", format!("expected a multiple of the chunk {chunk}, found `{}`", tokens.0));
-            }
             if file.layer.key_heads.0 % heads.0 != 0 {
                 let all = file.layer.key_heads.0;
-                complain("program.heads", format!("expected a divisor of the {all} key heads, found `{}`", heads.0));
+                complain(
+                    "program.heads",
+                    format!("expected a divisor of the {all} key heads, found `{}`", heads.0),
+                );
             }
-            Program { heads: heads.0 as u64, chunks: (tokens.0 / chunk).max(1) as u64 }
+            Program {
+                heads: heads.0 as u64,
+                chunks: (tokens.0 / chunk).max(1) as u64,
+            }
         }
         None => {
             defaults.push("program: one head and one chunk (default)".to_owned());
@@ -187,23 +203,37 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
         }
     }
     if file.hardware.is_empty() {
-        complain("hardware", "expected at least one chip, found none; `tpusim hw list` shows them".to_owned());
+        complain(
+            "hardware",
+            "expected at least one chip, found none; `tpusim hw list` shows them".to_owned(),
+        );
     }
     if file.numeric.key_heads.0 > file.layer.key_heads.0 {
         complain(
             "numeric.key_heads",
-            format!("expected at most the {} key heads of the layer, found `{}`", file.layer.key_heads.0, file.numeric.key_heads.0),
+            format!(
+                "expected at most the {} key heads of the layer, found `{}`",
+                file.layer.key_heads.0, file.numeric.key_heads.0
+            ),
         );
     }
     if file.numeric.tokens.0 > file.layer.tokens.0 {
         complain(
             "numeric.tokens",
-            format!("expected at most the {} tokens of the layer, found `{}`", file.layer.tokens.0, file.numeric.tokens.0),
+            format!(
+                "expected at most the {} tokens of the layer, found `{}`",
+                file.layer.tokens.0, file.numeric.tokens.0
+            ),
         );
     }
-    let published = file.published.as_ref().map(|p| published(p, document, &mut errors));
+    let published = file
+        .published
+        .as_ref()
+        .map(|p| published(p, document, &mut errors));
     let Some(layer) = layer else {
-        return Err(ConfigError::collect(errors).err().unwrap_or_else(|| document.error_at("layer", "does not fit")));
+        return Err(ConfigError::collect(errors)
+            .err()
+            .unwrap_or_else(|| document.error_at("layer", "does not fit")));
     };
     ConfigError::collect(errors)?;
     Ok(Workload {
@@ -234,8 +264,9 @@ fn published(file: &PublishedFile, document: &Document, errors: &mut Vec<ConfigE
     let mut rows = Vec::new();
     for (name, stages) in [("unfused", &file.unfused), ("fused", &file.fused)] {
         let Some(stages) = stages else { continue };
-        let labels: Vec<String> =
-            Plan::named(name, ONE).map_or_else(Vec::new, |plan| plan.groups.iter().map(crate::kernels::Group::label).collect());
+        let labels: Vec<String> = Plan::named(name, ONE).map_or_else(Vec::new, |plan| {
+            plan.groups.iter().map(crate::kernels::Group::label).collect()
+        });
         for (stage, &value) in stages {
             let path = format!("published.{name}.{stage}");
             if !labels.contains(stage) {
@@ -244,10 +275,18 @@ fn published(file: &PublishedFile, document: &Document, errors: &mut Vec<ConfigE
             } else if !(value > 0.0 && value.is_finite()) {
                 errors.push(document.error_at(&path, format!("expected a time above zero, found `{value}`")));
             }
-            rows.push(PublishedRow { plan: name.to_owned(), stage: stage.clone(), time_us: value * factor });
+            rows.push(PublishedRow {
+                plan: name.to_owned(),
+                stage: stage.clone(),
+                time_us: value * factor,
+            });
         }
     }
-    Published { source: file.source.clone(), chip: file.chip.clone(), rows }
+    Published {
+        source: file.source.clone(),
+        chip: file.chip.clone(),
+        rows,
+    }
 }
 
 fn layer(
@@ -276,35 +315,58 @@ fn layer(
             return None;
         }
     }
-    let [batch, tokens, model_width, key_heads, value_heads, key_dim, value_dim, chunk] = sizes.map(|(_, s)| s.0);
+    let [
+        batch,
+        tokens,
+        model_width,
+        key_heads,
+        value_heads,
+        key_dim,
+        value_dim,
+        chunk,
+    ] = sizes.map(|(_, s)| s.0);
     if value_heads % key_heads != 0 {
         complain(
             "value_heads",
-            format!("expected a multiple of the {key_heads} key heads, found `{value_heads}`; {}", neighbours(value_heads, key_heads)),
+            format!(
+                "expected a multiple of the {key_heads} key heads, found `{value_heads}`; {}",
+                neighbours(value_heads, key_heads)
+            ),
         );
     }
     let is_sla = file.mechanism == MechanismName::Sla;
     let decay_tiles = match (is_sla, file.decay_tiles) {
         (true, Some(Size(tiles))) => {
             if key_dim % tiles != 0 {
-                let divisors: Vec<String> =
-                    (1..=key_dim.min(256)).filter(|d| key_dim % d == 0).map(|d| d.to_string()).collect();
+                let divisors: Vec<String> = (1..=key_dim.min(256))
+                    .filter(|d| key_dim % d == 0)
+                    .map(|d| d.to_string())
+                    .collect();
                 complain(
                     "decay_tiles",
-                    format!("expected a divisor of key_dim {key_dim}, found `{tiles}`; one of {}", divisors.join(", ")),
+                    format!(
+                        "expected a divisor of key_dim {key_dim}, found `{tiles}`; one of {}",
+                        divisors.join(", ")
+                    ),
                 );
                 return None;
             }
             tiles
         }
         (true, None) => {
-            errors.push(document.error_at("layer", "missing key `decay_tiles`; sla needs it, for instance `decay_tiles: 4`"));
+            errors.push(document.error_at(
+                "layer",
+                "missing key `decay_tiles`; sla needs it, for instance `decay_tiles: 4`",
+            ));
             return None;
         }
         (false, Some(_)) => {
             complain(
                 "decay_tiles",
-                format!("`{}` has no decay tiles; remove the key or use `mechanism: sla`", file.mechanism.name()),
+                format!(
+                    "`{}` has no decay tiles; remove the key or use `mechanism: sla`",
+                    file.mechanism.name()
+                ),
             );
             1
         }
@@ -315,7 +377,10 @@ fn layer(
         * (value_heads as u128 * value_dim as u128 + 2 * key_heads as u128 * key_dim as u128)
         * (model_width.max(chunk).max(key_dim) as u128);
     if work > LARGEST_LAYER {
-        complain("tokens", format!("the layer has {work} multiply-adds and more; expected at most {LARGEST_LAYER}"));
+        complain(
+            "tokens",
+            format!("the layer has {work} multiply-adds and more; expected at most {LARGEST_LAYER}"),
+        );
         return None;
     }
 
@@ -325,46 +390,78 @@ fn layer(
     let state = defaults.or(file.state, "state", StateFormat::F32);
     let state_precision = defaults.or(file.state_precision, "state_precision", Precision::Default);
     let pivot = defaults.or(file.pivot, "pivot", PivotRow::Middle);
-    let usual = if is_sla { InverseVariant::BlockDoubling } else { InverseVariant::Blocked16 };
+    let usual = if is_sla {
+        InverseVariant::BlockDoubling
+    } else {
+        InverseVariant::Blocked16
+    };
     let inverse = defaults.or(file.inverse, "inverse", usual);
     let inverse_precision = defaults.or(file.inverse_precision, "inverse_precision", Precision::High);
     let read = defaults.or(file.read, "read", ReadConvention::Decayed);
     let is_gdn = file.mechanism == MechanismName::Gdn;
-    let usual = if is_gdn { DecayGate::Softplus } else { DecayGate::Bounded };
+    let usual = if is_gdn {
+        DecayGate::Softplus
+    } else {
+        DecayGate::Bounded
+    };
     let decay_gate = defaults.or(file.decay_gate, "decay_gate", usual);
     let bounded = decay_gate == DecayGate::Bounded;
     let decay_bound = match (file.decay_bound, bounded) {
         (Some(bound), true) => bound,
         (None, true) => defaults.or(None, "decay_bound", if is_sla { -1.3 } else { -5.0 }),
         (Some(_), false) => {
-            complain("decay_bound", "the softplus gate has no bound; remove the key or use `decay_gate: bounded`".to_owned());
+            complain(
+                "decay_bound",
+                "the softplus gate has no bound; remove the key or use `decay_gate: bounded`".to_owned(),
+            );
             f64::NEG_INFINITY
         }
         (None, false) => f64::NEG_INFINITY,
     };
     if bounded && !(decay_bound < 0.0 && decay_bound.is_finite()) {
-        complain("decay_bound", format!("expected nats per token below zero, such as `-1.3`, found `{decay_bound}`"));
+        complain(
+            "decay_bound",
+            format!("expected nats per token below zero, such as `-1.3`, found `{decay_bound}`"),
+        );
     }
     let negative_eigenvalues = defaults.or(file.negative_eigenvalues, "negative_eigenvalues", is_sla);
     let conv_width = defaults.or(file.conv_width.map(|s| s.0), "conv_width", 4);
-    let usual = if is_gdn { OutputGate::Full } else { OutputGate::LowRank };
+    let usual = if is_gdn {
+        OutputGate::Full
+    } else {
+        OutputGate::LowRank
+    };
     let output_gate = defaults.or(file.output_gate, "output_gate", usual);
     let gate_rank = defaults.or(file.gate_rank.map(|s| s.0), "gate_rank", value_dim);
     let initial_state = defaults.or(file.initial_state, "initial_state", InitialState::Zero);
     let neumann_steps = match (inverse, file.neumann_steps) {
         (InverseVariant::Neumann, Some(Size(steps))) => steps,
         (InverseVariant::Neumann, None) => {
-            errors.push(document.error_at("layer", "missing key `neumann_steps`; `inverse: neumann` needs it, for instance `neumann_steps: 4`"));
+            errors.push(document.error_at(
+                "layer",
+                "missing key `neumann_steps`; `inverse: neumann` needs it, for instance `neumann_steps: 4`",
+            ));
             return None;
         }
         (_, Some(_)) => {
-            complain("neumann_steps", format!("`inverse: {}` is exact and has no steps; remove the key or use `inverse: neumann`", inverse.name()));
+            complain(
+                "neumann_steps",
+                format!(
+                    "`inverse: {}` is exact and has no steps; remove the key or use `inverse: neumann`",
+                    inverse.name()
+                ),
+            );
             0
         }
         (_, None) => 0,
     };
     if matches!(activations, Dtype::F64 | Dtype::Int8) {
-        complain("activations", format!("`{activations}` is no format for activations; one of `bf16`, `f16`, `f32`, `fp8_e4m3`, `fp8_e5m2`"));
+        complain(
+            "activations",
+            format!(
+                "`{activations}` is no format for activations; one of `bf16`, `f16`, `f32`, `fp8_e4m3`, `fp8_e5m2`"
+            ),
+        );
     }
 
     let mut layer = Layer {
@@ -419,14 +516,29 @@ fn layer(
     }
     let by_blocks = matches!(layer.gram, GramVariant::Pivot | GramVariant::PivotCausal);
     if by_blocks && chunk > 16 && chunk % 16 != 0 {
-        complain("chunk", format!("`gram: {}` works on blocks of 16 rows; expected a multiple of 16, found `{chunk}`", layer.gram.name()));
+        complain(
+            "chunk",
+            format!(
+                "`gram: {}` works on blocks of 16 rows; expected a multiple of 16, found `{chunk}`",
+                layer.gram.name()
+            ),
+        );
     }
     let doubles = matches!(
         inverse,
-        InverseVariant::Product | InverseVariant::Newton | InverseVariant::TwoLevel | InverseVariant::BlockDoubling
+        InverseVariant::Product
+            | InverseVariant::Newton
+            | InverseVariant::TwoLevel
+            | InverseVariant::BlockDoubling
     );
     if doubles && !chunk.is_power_of_two() {
-        complain("chunk", format!("`inverse: {}` doubles its blocks; expected a power of two, found `{chunk}`", inverse.name()));
+        complain(
+            "chunk",
+            format!(
+                "`inverse: {}` doubles its blocks; expected a power of two, found `{chunk}`",
+                inverse.name()
+            ),
+        );
     }
     (errors.len() == before).then_some(layer)
 }
@@ -438,7 +550,8 @@ impl Defaults<'_> {
     fn or<T: serde::Serialize>(&mut self, written: Option<T>, field: &str, usual: T) -> T {
         written.unwrap_or_else(|| {
             let value = serde_json::to_string(&usual).unwrap_or_default();
-            self.0.push(format!("layer.{field}: {} (default)", value.trim_matches('"')));
+            self.0
+                .push(format!("layer.{field}: {} (default)", value.trim_matches('"')));
             usual
         })
     }
@@ -447,5 +560,9 @@ impl Defaults<'_> {
 /// The multiples of `of` on either side of `value`.
 fn neighbours(value: usize, of: usize) -> String {
     let below = value / of * of;
-    if below == 0 { format!("the nearest is {of}") } else { format!("the nearest are {below} and {}", below + of) }
+    if below == 0 {
+        format!("the nearest is {of}")
+    } else {
+        format!("the nearest are {below} and {}", below + of)
+    }
 }

@@ -26,13 +26,19 @@ pub fn shipped() -> Vec<&'static str> {
 /// Text of a shipped workload.
 #[must_use]
 pub fn shipped_text(name: &str) -> Option<&'static str> {
-    SHIPPED.iter().find(|(candidate, _)| *candidate == name).map(|(_, text)| *text)
+    SHIPPED
+        .iter()
+        .find(|(candidate, _)| *candidate == name)
+        .map(|(_, text)| *text)
 }
 
 fn read(name_or_path: &str) -> Result<Document, ConfigError> {
     if is_path(name_or_path) {
         // A shipped name written as the path it has in the project works from any folder, unless a file is there.
-        let stem = Path::new(name_or_path).strip_prefix("workloads").ok().and_then(|p| p.to_str());
+        let stem = Path::new(name_or_path)
+            .strip_prefix("workloads")
+            .ok()
+            .and_then(|p| p.to_str());
         if let (false, Some(text)) = (
             Path::new(name_or_path).exists(),
             stem.and_then(|s| s.strip_suffix(".yaml")).and_then(shipped_text),
@@ -45,7 +51,8 @@ fn read(name_or_path: &str) -> Result<Document, ConfigError> {
         Some(text) => Document::parse(&format!("workloads/{name_or_path}.yaml"), text),
         None => {
             let tail = suggestion(name_or_path, &shipped(), "shipped");
-            let message = format!("unknown workload `{name_or_path}`; {tail}; a path to a file ends in `.yaml`");
+            let message =
+                format!("unknown workload `{name_or_path}`; {tail}; a path to a file ends in `.yaml`");
             Err(ConfigError::argument(message))
         }
     }
@@ -69,14 +76,21 @@ pub fn load<S: AsRef<str>>(name_or_path: &str, overrides: &[S]) -> Result<(Workl
 /// # Errors
 /// As [`load`]; a baseline that cannot be found points at the key that names it.
 pub fn load_baseline(name: &str, of: &str, document: &Document) -> Result<(Workload, Document), ConfigError> {
-    let beside: Option<PathBuf> = is_path(of).then(|| Path::new(of).parent().map(|p| p.join(name))).flatten();
+    let beside: Option<PathBuf> = is_path(of)
+        .then(|| Path::new(of).parent().map(|p| p.join(name)))
+        .flatten();
     let target = match beside {
         Some(path) if path.exists() => path.to_string_lossy().into_owned(),
         // The shipped file of that name stands in where the folder has none: a copied workload keeps its baseline.
         _ if is_path(name) && !Path::new(name).exists() => {
-            let stem = Path::new(name).file_stem().and_then(|s| s.to_str()).unwrap_or(name);
+            let stem = Path::new(name)
+                .file_stem()
+                .and_then(|s| s.to_str())
+                .unwrap_or(name);
             if shipped_text(stem).is_none() {
-                let message = format!("cannot find the baseline `{name}`; expected a file beside this one or a shipped name");
+                let message = format!(
+                    "cannot find the baseline `{name}`; expected a file beside this one or a shipped name"
+                );
                 return Err(document.error_at("baseline", message));
             }
             stem.to_owned()

@@ -1,0 +1,132 @@
+//! The command line: one file per command, each a thin shell over the library.
+
+pub mod hw;
+mod init;
+mod list;
+mod run;
+
+use std::io::{IsTerminal, Write};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub use hw::Outcome;
+
+use crate::report::table::Format;
+
+/// When to colour the output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum ColorChoice {
+    /// When a person watches and `NO_COLOR` is not set.
+    #[default]
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// Options of every command.
+#[derive(Debug, Args)]
+struct Global {
+    /// How results are printed
+    #[arg(long, global = true, value_enum, default_value_t)]
+    format: Format,
+    /// When to colour the output
+    #[arg(long, global = true, value_enum, default_value_t)]
+    color: ColorChoice,
+    /// No messages on stderr but errors
+    #[arg(long, short, global = true)]
+    quiet: bool,
+}
+
+impl Global {
+    /// Whether stdout gets colours.
+    fn colours(&self) -> bool {
+        match self.color {
+            ColorChoice::Always => true,
+            ColorChoice::Never => false,
+            ColorChoice::Auto => {
+                std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
+            }
+        }
+    }
+
+    /// A line on stderr, unless quiet. A closed stderr is nobody's loss.
+    fn say(&self, line: &str) {
+        if !self.quiet {
+            let _ = writeln!(std::io::stderr(), "{line}");
+        }
+    }
+}
+
+/// Cycle-approximate simulator for linear-attention layers on TPUs and GPUs.
+#[derive(Debug, Parser)]
+#[command(name = "tpusim", version, about, max_term_width = 100)]
+pub struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Time a workload on its chips, check its numerics, write a report
+    Run(run::RunArgs),
+    /// Accelerators: list, show, check, init
+    #[command(subcommand)]
+    Hw(HwCommand),
+    /// Shipped workloads
+    List,
+    /// Write a commented workload to start from
+    Init(init::InitArgs),
+}
+
+#[derive(Debug, Subcommand)]
+enum HwCommand {
+    /// Shipped accelerators with the rates of one device
+    List,
+    /// Everything about one accelerator, with sources
+    Show {
+        /// Shipped name, or path of a hardware file
+        name: String,
+        /// Clock state, where the chip has several
+        #[arg(long)]
+        clock: Option<String>,
+        /// Change a field, for instance `--set hbm.bandwidth='1 TB/s'`
+        #[arg(long = "set", value_name = "FIELD=VALUE")]
+        set: Vec<String>,
+    },
+    /// Derived peaks against published ones
+    Check {
+        /// Shipped name, or path of a hardware file; all shipped ones where absent
+        file: Option<String>,
+    },
+    /// Write a commented hardware file to start from
+    Init {
+        /// File to write; never overwritten
+        file: String,
+    },
+}
+
+impl Cli {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// Bad input or usage, or output that cannot be written.
+    pub fn execute(&self) -> anyhow::Result<Outcome> {
+        let mut out = std::io::stdout().lock();
+        let format = self.global.format;
+        match &self.command {
+            Command::Run(args) => run::execute(&mut out, args, &self.global),
+            Command::Hw(HwCommand::List) => hw::list(&mut out, format),
+            Command::Hw(HwCommand::Show { name, clock, set }) => {
+                hw::show(&mut out, name, set, clock.as_deref(), format)
+            }
+            Command::Hw(HwCommand::Check { file }) => hw::check(&mut out, file.as_deref(), format),
+            Command::Hw(HwCommand::Init { file }) => hw::init(&mut out, file),
+            Command::List => list::execute(&mut out, format),
+            Command::Init(args) => init::execute(&mut out, args),
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! `tpusim run`.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueEnum};
+
+use super::{Global, Outcome};
+use crate::config::{ConfigError, Document};
+use crate::hardware::{self, Chip};
+use crate::report::table::Format;
+use crate::report::{csv, folder, json, text};
+use crate::study::{self, Chips, Extent, RunRequest};
+use crate::workload::{self, Workload};
+
+/// How much of the numerics is executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum NumericMode {
+    /// The tokens and heads that the workload declares
+    #[default]
+    Sample,
+    /// The whole layer
+    Full,
+    /// Nothing: timing only
+    Off,
+}
+
+/// Arguments of `tpusim run`.
+#[derive(Debug, Args)]
+pub(super) struct RunArgs {
+    /// Path of a workload file, or the name of a shipped one (`tpusim list`)
+    workload: String,
+    /// Chips instead of those of the workload: names or paths, separated by commas
+    #[arg(long, value_delimiter = ',')]
+    hw: Vec<String>,
+    /// Folder of the report; `reports/<name>` where absent
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Execute the declared sample, the full layer, or nothing
+    #[arg(long, value_enum, default_value_t)]
+    numeric: NumericMode,
+    /// Change a field of the workload (`layer.chunk=128`) or of every chip (`hw.matrix_unit.rows=128`)
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    set: Vec<String>,
+}
+
+pub(super) fn execute(out: &mut impl Write, args: &RunArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let (hardware_set, workload_set): (Vec<&String>, Vec<&String>) = args
+        .set
+        .iter()
+        .partition(|assignment| assignment.starts_with("hw."));
+    let loaded = workload::load(&args.workload, &workload_set)?;
+    let baseline = match &loaded.0.baseline {
+        Some(name) => Some(workload::load_baseline(name, &args.workload, &loaded.1)?),
+        None => None,
+    };
+    let chips = load_chips(args, &loaded, &hardware_set)?;
+    let target = report_folder(args, global, &loaded.0);
+    if let Some(target) = &target {
+        // Refuse before the work is done, not after.
+        folder::check_target(target)?;
+    }
+    let numeric = numeric(args, global, &loaded.0)?;
+    let result = study::run(RunRequest {
+        workload: &loaded,
+        baseline: baseline.as_ref(),
+        chips: &chips,
+        overrides: args.set.clone(),
+        numeric,
+    })?;
+    match global.format {
+        Format::Table => {
+            let style = if global.colours() {
+                text::Style::ansi()
+            } else {
+                text::Style::plain()
+            };
+            text::write(&mut *out, &result, &style)?;
+        }
+        Format::Json => json::write(&mut *out, &result)?,
+        Format::Csv => csv::write(&mut *out, &result)?,
+    }
+    if let Some(target) = &target {
+        folder::write_report(target, &result)
+            .with_context(|| format!("cannot write the report `{}`", target.display()))?;
+        global.say(&format!("report: {}", target.join("index.html").display()));
+    }
+    let failed = result.numeric.as_ref().is_some_and(|n| n.non_finite.is_some());
+    Ok(if failed {
+        Outcome::CheckFailed
+    } else {
+        Outcome::Done
+    })
+}
+
+/// Data formats print to stdout and write a report only where asked.
+fn report_folder(args: &RunArgs, global: &Global, workload: &Workload) -> Option<PathBuf> {
+    match (&args.out, global.format) {
+        (Some(out), _) => Some(out.clone()),
+        (None, Format::Table) => Some(PathBuf::from("reports").join(&workload.name)),
+        (None, Format::Json | Format::Csv) => None,
+    }
+}
+
+fn load_chips(args: &RunArgs, loaded: &(Workload, Document), set: &[&String]) -> Result<Chips, ConfigError> {
+    let (workload, document) = loaded;
+    if !args.hw.is_empty() {
+        return args
+            .hw
+            .iter()
+            .map(|name| hardware::load_with(name, set))
+            .collect();
+    }
+    let load = |(i, name): (usize, &String)| -> Result<(Chip, Document), ConfigError> {
+        let known = hardware::is_path(name) || hardware::shipped().contains(&name.as_str());
+        if !known {
+            let tail = crate::config::suggestion(name, &hardware::shipped(), "shipped");
+            return Err(document.error_at(
+                &format!("hardware.{i}"),
+                format!("unknown hardware `{name}`; {tail}"),
+            ));
+        }
+        hardware::load_with(name, set)
+    };
+    workload.hardware.iter().enumerate().map(load).collect()
+}
+
+/// Rate assumed for the time estimate of a full execution, in FLOP/s: about what two cores reach on small products.
+const ASSUMED_FLOPS_PER_SECOND: f64 = 4e10;
+
+fn numeric(
+    args: &RunArgs,
+    global: &Global,
+    workload: &Workload,
+) -> anyhow::Result<Option<crate::report::result::NumericResult>> {
+    let extent = match args.numeric {
+        NumericMode::Off => return Ok(None),
+        NumericMode::Sample => Extent::Sample,
+        NumericMode::Full => Extent::Full,
+    };
+    let estimate = study::estimate(workload, extent)?;
+    let gib = estimate.bytes as f64 / f64::from(1 << 30);
+    let seconds = estimate.flops / ASSUMED_FLOPS_PER_SECOND;
+    if extent == Extent::Full {
+        global.say(&format!(
+            "numeric check of the whole layer: about {gib:.1} GiB of memory and {seconds:.0} s of matrix products"
+        ));
+    }
+    if let Some(available) = available_memory().filter(|&available| estimate.bytes > available) {
+        bail!(
+            "the numeric check needs about {gib:.1} GiB of memory, {:.1} GiB are available; use `--numeric sample` with fewer tokens or heads in the workload's `numeric`, or `--numeric off`",
+            available as f64 / f64::from(1 << 30)
+        );
+    }
+    Ok(Some(study::check(workload, extent)?))
+}
+
+/// Memory that can be had without swapping, in bytes; `None` where the system does not say.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
+    line.split_whitespace()
+        .nth(1)?
+        .parse::<u64>()
+        .ok()
+        .map(|kib| kib * 1024)
+}

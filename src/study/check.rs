@@ -1,0 +1,297 @@
+//! The numeric check: the layer's graph executed on seeded inputs, against the token recurrence in f64.
+
+use ndarray::{Array2, ArrayD, Axis, Ix2};
+
+use crate::graph::work::graph_work;
+use crate::graph::{BuildError, Value};
+use crate::mechanisms::{self, EXPONENT_LIMIT, LayerGraph};
+use crate::numerics::reference::{self, Read, Recurrence};
+use crate::numerics::{
+    Arithmetic, ExecuteError, Execution, Tensor, execute, memory_estimate, relative_error, seeded_inputs,
+    to_f32,
+};
+use crate::report::result::NumericResult;
+use crate::workload::{Layer, ReadConvention, Workload};
+
+/// How much of the layer is executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// The tokens and heads the workload declares.
+    Sample,
+    /// All of it.
+    Full,
+}
+
+/// What an execution will take.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Estimate {
+    /// Memory, in bytes: both executions and the inputs.
+    pub bytes: u64,
+    /// Matrix FLOPs of the execution in f64 and the one in the workload's formats.
+    pub flops: f64,
+}
+
+/// Why a check has no result.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    /// The graph could not be built.
+    #[error("cannot build the graph: {0}")]
+    Build(#[from] BuildError),
+    /// The graph could not be executed.
+    #[error("cannot execute the graph: {0}")]
+    Execute(#[from] ExecuteError),
+    /// A result does not have the shape the recurrence needs: a fault of the mechanism.
+    #[error("`{what}` has no place in the recurrence: {problem}")]
+    Shape {
+        /// Value.
+        what: &'static str,
+        /// What does not fit.
+        problem: String,
+    },
+}
+
+/// The layer a check executes.
+#[must_use]
+pub fn checked_layer(workload: &Workload, extent: Extent) -> Layer {
+    match extent {
+        Extent::Sample => workload.numeric_layer(),
+        Extent::Full => workload.layer.clone(),
+    }
+}
+
+/// Memory and arithmetic of a check, before it runs.
+///
+/// # Errors
+/// Where the graph cannot be built.
+pub fn estimate(workload: &Workload, extent: Extent) -> Result<Estimate, CheckError> {
+    let layer = checked_layer(workload, extent);
+    let built = mechanisms::build(&layer)?;
+    let inputs: u64 = built
+        .graph
+        .inputs()
+        .map(|(_, node)| node.results[0].shape.elements())
+        .sum();
+    // The runs follow each other; the f64 one is the larger.
+    let bytes = memory_estimate(&built.graph, 8) + 8 * inputs;
+    let flops = 2.0 * graph_work(&built.graph).matrix_flops.total() as f64;
+    Ok(Estimate { bytes, flops })
+}
+
+/// Executes the graph twice, in f64 and in the workload's formats, and compares both with the recurrence.
+///
+/// The recurrence starts from the queries, keys, values, decays and step sizes of the f64 execution, so that the reported error holds every rounding
+/// from the first projection on.
+///
+/// # Errors
+/// A [`CheckError`]; values that are not finite are no error but part of the result.
+pub fn check(workload: &Workload, extent: Extent) -> Result<NumericResult, CheckError> {
+    let layer = checked_layer(workload, extent);
+    let built = mechanisms::build(&layer)?;
+    let LayerGraph {
+        graph,
+        recurrence: r,
+        core_output,
+        final_state,
+        gram_exponent,
+    } = &built;
+    let inputs = seeded_inputs(graph, workload.numeric.seed);
+
+    let mut keep = vec![
+        r.query,
+        r.write_key,
+        r.read_key,
+        r.step,
+        r.value,
+        r.log_decay,
+        *core_output,
+        *final_state,
+    ];
+    keep.extend(r.initial_state);
+    let exact = execute(graph, &inputs, &keep, Arithmetic::Exact)?;
+    let (reference_output, reference_state) = recurrence(&built, &layer, &exact)?;
+    let largest_decay = exact
+        .values
+        .get(&r.log_decay)
+        .map_or(0.0, |l| l.iter().fold(0.0_f64, |m, &x| m.max(-x)));
+    let fault = |what| CheckError::Shape {
+        what,
+        problem: "differs from the reference".to_owned(),
+    };
+    let exact_output = relative_error(tensor(&exact, *core_output, "core output")?, &reference_output)
+        .ok_or_else(|| fault("core output"))?;
+    let exact_state = relative_error(tensor(&exact, *final_state, "final state")?, &reference_state)
+        .ok_or_else(|| fault("final state"))?;
+    drop(exact);
+
+    let declared = execute(
+        graph,
+        &to_f32(&inputs),
+        &[*core_output, *final_state],
+        Arithmetic::Declared,
+    )?;
+    let output = relative_error(tensor(&declared, *core_output, "core output")?, &reference_output)
+        .ok_or_else(|| fault("core output"))?;
+    let state = relative_error(tensor(&declared, *final_state, "final state")?, &reference_state)
+        .ok_or_else(|| fault("final state"))?;
+
+    let (overflow, exponent) = match gram_exponent {
+        Some(exponent) => {
+            let worst = exponent.worst();
+            let here = exponent.rows as f64 * largest_decay;
+            let limit = if worst < EXPONENT_LIMIT {
+                format!(
+                    "the gate allows {worst:.1}, a margin of {:.1}",
+                    EXPONENT_LIMIT - worst
+                )
+            } else if worst.is_finite() {
+                format!(
+                    "but the gate allows {worst:.1}, beyond the limit by {:.1}",
+                    worst - EXPONENT_LIMIT
+                )
+            } else {
+                "but the gate has no lower bound, so the limit can be exceeded".to_owned()
+            };
+            let sentence = format!(
+                "operands of the {} Gram reach exp of {} rows of decay on one side of the pivot; these inputs reach at most {here:.1} of {EXPONENT_LIMIT:.1} nats, {limit}",
+                layer.gram.name(),
+                exponent.rows
+            );
+            (sentence, Some(if worst.is_finite() { worst } else { here }))
+        }
+        None => (
+            format!(
+                "the {} Gram forms differences before the exponential and cannot overflow",
+                layer.gram.name()
+            ),
+            None,
+        ),
+    };
+    Ok(NumericResult {
+        output_rel_error: output.max,
+        state_rel_error: state.max,
+        output_rms_error: output.rms,
+        state_rms_error: state.rms,
+        exact_rel_error: exact_output.max.max(exact_state.max),
+        tokens: layer.tokens as u64,
+        heads: layer.key_heads as u64,
+        seed: workload.numeric.seed,
+        sampled: layer != workload.layer,
+        non_finite: declared.non_finite.map(|node| node.to_string()),
+        overflow,
+        overflow_exponent: exponent,
+        overflow_limit: exponent.map(|_| EXPONENT_LIMIT),
+    })
+}
+
+fn tensor<'a, R>(
+    execution: &'a Execution<R>,
+    value: Value,
+    what: &'static str,
+) -> Result<&'a Tensor<R>, CheckError> {
+    execution.values.get(&value).ok_or(CheckError::Shape {
+        what,
+        problem: "was not kept".to_owned(),
+    })
+}
+
+/// Core output and final state by the recurrence, head by head, in the shapes of the graph.
+fn recurrence(
+    built: &LayerGraph,
+    layer: &Layer,
+    exact: &Execution<f64>,
+) -> Result<(ArrayD<f64>, ArrayD<f64>), CheckError> {
+    let r = &built.recurrence;
+    let output_shape = built.graph.ty(built.core_output).shape.clone();
+    let state_shape = built.graph.ty(built.final_state).shape.clone();
+    let (o, s) = (output_shape.dims(), state_shape.dims());
+    let mut output = ArrayD::zeros(o);
+    let mut state = ArrayD::zeros(s);
+    let (rows, dk, width) = (o[3] * o[4], s[3], s[4]);
+    let read = match layer.read {
+        ReadConvention::Decayed => Read::Decayed,
+        ReadConvention::Undecayed => Read::Undecayed,
+    };
+    for b in 0..o[0] {
+        for h in 0..o[1] {
+            for v in 0..o[2] {
+                let head = |value: Value, what| matrix(tensor(exact, value, what)?, [b, h, v], rows, what);
+                let query = head(r.query, "query")?;
+                let write = head(r.write_key, "write key")?;
+                let step = head(r.step, "step")?;
+                let read_key = head(r.read_key, "read key")? * &step;
+                let value = head(r.value, "value")? * &step;
+                let decay = channels(head(r.log_decay, "log decay")?, dk);
+                let initial = match r.initial_state {
+                    Some(initial) => matrix(
+                        tensor(exact, initial, "initial state")?,
+                        [b, h, v],
+                        dk,
+                        "initial state",
+                    )?,
+                    None => Array2::zeros((dk, width)),
+                };
+                let Recurrence { outputs, state: last } = reference::delta_rule(
+                    query.view(),
+                    write.view(),
+                    read_key.view(),
+                    value.view(),
+                    decay.view(),
+                    initial.view(),
+                    read,
+                )
+                .map_err(|e| CheckError::Shape {
+                    what: "recurrence",
+                    problem: e.to_string(),
+                })?;
+                put(&mut output, [b, h, v], &outputs);
+                put(&mut state, [b, h, v], &last);
+            }
+        }
+    }
+    Ok((output, state))
+}
+
+/// Writes the rows of one head into a core-layout tensor.
+fn put(tensor: &mut ArrayD<f64>, head: [usize; 3], rows: &Array2<f64>) {
+    let mut part = tensor.view_mut();
+    for index in head {
+        part = part.index_axis_move(Axis(0), index);
+    }
+    part.iter_mut().zip(rows).for_each(|(to, from)| *to = *from);
+}
+
+/// The part of a core-layout tensor that belongs to one head, as `[rows, channels]`; extents of 1 are shared.
+fn matrix(
+    tensor: &Tensor<f64>,
+    head: [usize; 3],
+    rows: usize,
+    what: &'static str,
+) -> Result<Array2<f64>, CheckError> {
+    let mut part = tensor.view();
+    for index in head {
+        let at = if part.shape()[0] == 1 { 0 } else { index };
+        part = part.index_axis_move(Axis(0), at);
+    }
+    let columns = part.len() / rows.max(1);
+    part.to_owned()
+        .into_shape_with_order((rows, columns))
+        .map_err(|e| CheckError::Shape {
+            what,
+            problem: e.to_string(),
+        })?
+        .into_dimensionality::<Ix2>()
+        .map_err(|e| CheckError::Shape {
+            what,
+            problem: e.to_string(),
+        })
+}
+
+/// A decay per channel from one per tile.
+fn channels(decay: Array2<f64>, dk: usize) -> Array2<f64> {
+    let (rows, groups) = decay.dim();
+    if groups == dk {
+        return decay;
+    }
+    let width = dk / groups;
+    Array2::from_shape_fn((rows, dk), |(t, c)| decay[[t, c / width]])
+}
