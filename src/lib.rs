@@ -2,3 +2,4 @@
 
 pub mod dtype;
 pub mod graph;
+pub mod numerics;
