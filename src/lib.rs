@@ -13,3 +13,4 @@ pub mod study;
 pub mod timing;
 pub mod units;
 pub mod workload;
+pub mod numerics;

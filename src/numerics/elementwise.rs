@@ -1,0 +1,355 @@
+//! Scalar functions with broadcasting, casts and masks.
+
+use ndarray::ArrayD;
+
+use super::real::{Real, Tensor};
+use super::sweep::{Finish, Outcome, Tally, elements, elements_mut, sweep, zeros};
+use crate::graph::work::PerDtype;
+use crate::graph::{Function, Mask, Work};
+
+/// What one evaluation of the expression written beside it takes on a vector unit.
+#[derive(Clone, Copy)]
+struct Cost {
+    vector: u64,
+    transcendental: u64,
+}
+
+/// A vector operation.
+const VECTOR: Cost = Cost {
+    vector: 1,
+    transcendental: 0,
+};
+/// A transcendental operation.
+const TRANSCENDENTAL: Cost = Cost {
+    vector: 0,
+    transcendental: 1,
+};
+
+impl Cost {
+    fn work(self, finish: Finish, evaluations: u64) -> Work {
+        Work {
+            vector_ops: PerDtype::of(finish.dtype, self.vector * evaluations),
+            transcendentals: self.transcendental * evaluations,
+            ..Work::default()
+        }
+    }
+}
+
+/// A function of one operand, element by element.
+pub(super) fn map<R: Real>(function: Function, a: Tensor<R>, finish: Finish) -> Option<Outcome<R>> {
+    let (zero, one) = (R::zero(), R::one());
+    let constant = |c: f64| R::from_f64(c);
+    Some(match function {
+        Function::Abs => unary(a, finish, VECTOR, R::abs),
+        Function::AddConstant(c) => {
+            let c = constant(c);
+            unary(a, finish, VECTOR, move |x| x + c)
+        }
+        Function::MultiplyConstant(c) => {
+            let c = constant(c);
+            unary(a, finish, VECTOR, move |x| x * c)
+        }
+        Function::MaximumConstant(c) => {
+            let c = constant(c);
+            unary(a, finish, VECTOR, move |x| maximum(x, c))
+        }
+        Function::MinimumConstant(c) => {
+            let c = constant(c);
+            unary(a, finish, VECTOR, move |x| minimum(x, c))
+        }
+        Function::Exp => unary(a, finish, TRANSCENDENTAL, R::exp),
+        Function::Log => unary(a, finish, TRANSCENDENTAL, R::ln),
+        Function::Reciprocal => unary(a, finish, TRANSCENDENTAL, R::recip),
+        Function::ReciprocalSqrt => unary(a, finish, TRANSCENDENTAL, |x| x.sqrt().recip()),
+        Function::Tanh => unary(a, finish, TRANSCENDENTAL, R::tanh),
+        // Negation and add; exponential and reciprocal.
+        Function::Sigmoid => unary(
+            a,
+            finish,
+            Cost {
+                vector: 2,
+                transcendental: 2,
+            },
+            sigmoid,
+        ),
+        // One multiply more.
+        Function::Silu => unary(
+            a,
+            finish,
+            Cost {
+                vector: 3,
+                transcendental: 2,
+            },
+            |x| x * sigmoid(x),
+        ),
+        // Absolute value (with its sign in the exponential), add, maximum, add; exponential and logarithm.
+        Function::Softplus => unary(
+            a,
+            finish,
+            Cost {
+                vector: 4,
+                transcendental: 2,
+            },
+            move |x| maximum(x, zero) + (-x.abs()).exp().ln_1p(),
+        ),
+        Function::NonZeroOr1 => unary(a, finish, VECTOR, move |x| if x == zero { one } else { x }),
+        Function::Add | Function::Subtract | Function::Multiply | Function::Maximum | Function::Minimum => {
+            return None;
+        }
+    })
+}
+
+/// A function of two operands with broadcasting to `dims`.
+pub(super) fn zip<R: Real>(
+    function: Function,
+    a: Tensor<R>,
+    b: Tensor<R>,
+    dims: &[usize],
+    finish: Finish,
+) -> Option<Outcome<R>> {
+    Some(match function {
+        Function::Add => binary(a, b, dims, finish, |x, y| x + y),
+        Function::Subtract => binary(a, b, dims, finish, |x, y| x - y),
+        Function::Multiply => binary(a, b, dims, finish, |x, y| x * y),
+        Function::Maximum => binary(a, b, dims, finish, maximum),
+        Function::Minimum => binary(a, b, dims, finish, minimum),
+        _ => return None,
+    })
+}
+
+/// Rounding to the format of `finish`: one vector operation per element.
+pub(super) fn cast<R: Real>(a: Tensor<R>, finish: Finish) -> Outcome<R> {
+    unary(a, finish, VECTOR, |x| x)
+}
+
+#[inline]
+fn sigmoid<R: Real>(x: R) -> R {
+    (R::one() + (-x).exp()).recip()
+}
+
+/// The larger one; NaN if one is NaN, unlike `f64::max`.
+#[inline]
+pub(super) fn maximum<R: Real>(a: R, b: R) -> R {
+    if a > b || a.is_nan() { a } else { b }
+}
+
+/// The smaller one; NaN if one is NaN.
+#[inline]
+fn minimum<R: Real>(a: R, b: R) -> R {
+    if a < b || a.is_nan() { a } else { b }
+}
+
+/// The storage of `tensor` if nobody else reads it, to write the result over it.
+pub(super) fn reuse<R: Real>(tensor: Tensor<R>) -> Result<ArrayD<R>, Tensor<R>> {
+    match tensor.try_into_owned_nocopy() {
+        Ok(array) if array.is_standard_layout() => Ok(array),
+        Ok(array) => Err(array.into_shared()),
+        Err(shared) => Err(shared),
+    }
+}
+
+/// Storage for a result of the shape of `a`: its own where nobody else reads it, else new, with `a` to be copied from.
+pub(super) fn over<R: Real>(a: Tensor<R>) -> (ArrayD<R>, Option<Tensor<R>>) {
+    match reuse(a) {
+        Ok(array) => (array, None),
+        Err(a) => (zeros(a.shape()), Some(a)),
+    }
+}
+
+fn unary<R: Real>(a: Tensor<R>, finish: Finish, cost: Cost, f: impl Fn(R) -> R + Sync) -> Outcome<R> {
+    let (mut out, source) = over(a);
+    let tally = sweep(elements_mut(&mut out), 1, |offset, block| {
+        if let Some(source) = &source {
+            block.copy_from_slice(&elements(source)[offset..offset + block.len()]);
+        }
+        for x in &mut *block {
+            *x = f(*x);
+        }
+        Tally {
+            count: block.len() as u64,
+            non_finite: finish.apply(block),
+        }
+    });
+    Outcome {
+        value: out.into_shared(),
+        work: cost.work(finish, tally.count),
+        non_finite: tally.non_finite,
+    }
+}
+
+fn binary<R: Real>(
+    a: Tensor<R>,
+    b: Tensor<R>,
+    dims: &[usize],
+    finish: Finish,
+    f: impl Fn(R, R) -> R + Sync,
+) -> Outcome<R> {
+    let fits = |t: &Tensor<R>| t.shape() == dims;
+    let a = if fits(&a) { reuse(a) } else { Err(a) };
+    let a = match a {
+        Ok(out) => return combine(out, None, &b, dims, finish, f),
+        Err(a) => a,
+    };
+    let b = if fits(&b) { reuse(b) } else { Err(b) };
+    match b {
+        Ok(out) => combine(out, None, &a, dims, finish, |x, y| f(y, x)),
+        Err(b) => combine(zeros(dims), Some(&a), &b, dims, finish, f),
+    }
+}
+
+/// `out = f(x, y)` with `x` in `out` already, or to be loaded from `x`.
+fn combine<R: Real>(
+    mut out: ArrayD<R>,
+    x: Option<&Tensor<R>>,
+    y: &Tensor<R>,
+    dims: &[usize],
+    finish: Finish,
+    f: impl Fn(R, R) -> R + Sync,
+) -> Outcome<R> {
+    let x = x.map(|x| (Broadcast::new(x.shape(), dims), elements(x)));
+    let (y_plan, y) = (Broadcast::new(y.shape(), dims), elements(y));
+    let tally = sweep(elements_mut(&mut out), 1, |offset, block| {
+        if let Some((plan, x)) = &x {
+            plan.runs(offset, block, |run, at, constant| {
+                if constant {
+                    run.fill(x[at]);
+                } else {
+                    run.copy_from_slice(&x[at..at + run.len()]);
+                }
+            });
+        }
+        y_plan.runs(offset, block, |run, at, constant| {
+            if constant {
+                let y = y[at];
+                for x in run {
+                    *x = f(*x, y);
+                }
+            } else {
+                run.iter_mut().zip(&y[at..]).for_each(|(x, &y)| *x = f(*x, y));
+            }
+        });
+        Tally {
+            count: block.len() as u64,
+            non_finite: finish.apply(block),
+        }
+    });
+    Outcome {
+        value: out.into_shared(),
+        work: VECTOR.work(finish, tally.count),
+        non_finite: tally.non_finite,
+    }
+}
+
+/// How the elements of a row-major operand spread over a result: extents from the minor dimension on, neighbours of one kind merged.
+struct Broadcast {
+    /// `(extent, stride in the operand)`, minor first; a stride of 0 repeats.
+    dims: Vec<(usize, usize)>,
+}
+
+impl Broadcast {
+    fn new(operand: &[usize], result: &[usize]) -> Self {
+        let mut dims: Vec<(usize, usize)> = Vec::with_capacity(result.len());
+        let mut stride = 1;
+        for (i, &extent) in result.iter().rev().enumerate() {
+            let own = if i < operand.len() {
+                operand[operand.len() - 1 - i]
+            } else {
+                1
+            };
+            if extent == 1 {
+                continue;
+            }
+            let step = if own == 1 { 0 } else { stride };
+            match dims.last_mut() {
+                Some(last) if (last.1 == 0) == (step == 0) => last.0 *= extent,
+                _ => dims.push((extent, step)),
+            }
+            stride *= own;
+        }
+        if dims.is_empty() {
+            dims.push((1, 0));
+        }
+        Broadcast { dims }
+    }
+
+    /// Calls `f(run, position in the operand, constant)` on consecutive runs of `block`, which starts at element `offset` of the
+    /// result. A constant run has one operand element, another has as many as it is long.
+    fn runs<R>(&self, offset: usize, block: &mut [R], mut f: impl FnMut(&mut [R], usize, bool)) {
+        let (inner, step) = self.dims[0];
+        let outer = &self.dims[1..];
+        let mut index = vec![0; outer.len()];
+        let mut rest = offset / inner;
+        for (slot, &(extent, _)) in index.iter_mut().zip(outer) {
+            *slot = rest % extent;
+            rest /= extent;
+        }
+        let mut base: usize = index.iter().zip(outer).map(|(i, (_, stride))| i * stride).sum();
+        let mut column = offset % inner;
+        let mut block = block;
+        while !block.is_empty() {
+            let length = (inner - column).min(block.len());
+            let (run, tail) = block.split_at_mut(length);
+            f(run, base + column * step, step == 0);
+            block = tail;
+            column = 0;
+            for (slot, &(extent, stride)) in index.iter_mut().zip(outer) {
+                *slot += 1;
+                base += stride;
+                if *slot < extent {
+                    break;
+                }
+                base -= stride * extent;
+                *slot = 0;
+            }
+        }
+    }
+}
+
+/// Keeps what the mask keeps and fills the rest. A mask of blocks of no rows keeps nothing sensible and gives `None`.
+pub(super) fn select<R: Real>(mask: Mask, fill: f64, a: Tensor<R>, finish: Finish) -> Option<Outcome<R>> {
+    if matches!(
+        mask,
+        Mask::BlockDiagonal { block: 0 } | Mask::BlockCorner { half: 0 } | Mask::RowsUpToBlock { block: 0 }
+    ) {
+        return None;
+    }
+    let from_end = |i: usize| a.ndim().checked_sub(i + 1).map_or(1, |axis| a.shape()[axis]);
+    let (rows, columns) = (from_end(1), from_end(0));
+    // One pattern serves all matrices, unless the mask looks at the third dimension.
+    let thirds = if matches!(mask, Mask::RowsUpToBlock { .. } | Mask::LowerPairs) {
+        from_end(2)
+    } else {
+        1
+    };
+    let pattern: Vec<bool> = (0..thirds)
+        .flat_map(|third| (0..rows).flat_map(move |row| (0..columns).map(move |column| (third, row, column))))
+        .map(|(third, row, column)| mask.keeps(third, row, column))
+        .collect();
+    let fill = R::from_f64(fill);
+    let (mut out, source) = over(a);
+    let tally = sweep(elements_mut(&mut out), 1, |offset, block| {
+        if let Some(source) = &source {
+            block.copy_from_slice(&elements(source)[offset..offset + block.len()]);
+        }
+        let mut at = offset % pattern.len();
+        let mut rest = &mut *block;
+        while !rest.is_empty() {
+            let length = (pattern.len() - at).min(rest.len());
+            let (run, tail) = rest.split_at_mut(length);
+            run.iter_mut()
+                .zip(&pattern[at..])
+                .for_each(|(x, &keep)| *x = if keep { *x } else { fill });
+            rest = tail;
+            at = 0;
+        }
+        Tally {
+            count: block.len() as u64,
+            non_finite: finish.apply(block),
+        }
+    });
+    Some(Outcome {
+        value: out.into_shared(),
+        work: VECTOR.work(finish, tally.count),
+        non_finite: tally.non_finite,
+    })
+}
