@@ -13,4 +13,3 @@ pub mod study;
 pub mod timing;
 pub mod units;
 pub mod workload;
-pub mod numerics;

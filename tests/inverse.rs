@@ -2,7 +2,7 @@
 
 use ndarray::{Array2, ArrayD, Ix2};
 use rand::rngs::ChaCha8Rng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use tpusim::dtype::Dtype;
 use tpusim::graph::{Builder, Init, Precision, Role, Stage};
 use tpusim::mechanisms::append_inverse;

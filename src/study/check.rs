@@ -230,19 +230,12 @@ fn recurrence(
                     )?,
                     None => Array2::zeros((dk, width)),
                 };
-                let Recurrence { outputs, state: last } = reference::delta_rule(
-                    query.view(),
-                    write.view(),
-                    read_key.view(),
-                    value.view(),
-                    decay.view(),
-                    initial.view(),
-                    read,
-                )
-                .map_err(|e| CheckError::Shape {
-                    what: "recurrence",
-                    problem: e.to_string(),
-                })?;
+                let Recurrence { outputs, state: last } =
+                    reference::delta_rule(&query, &write, &read_key, &value, &decay, &initial, read)
+                        .map_err(|e| CheckError::Shape {
+                            what: "recurrence",
+                            problem: e.to_string(),
+                        })?;
                 put(&mut output, [b, h, v], &outputs);
                 put(&mut state, [b, h, v], &last);
             }

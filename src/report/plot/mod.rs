@@ -1,0 +1,15 @@
+//! Pictures: the roofline and the stage bars.
+//!
+//! Every call of the drawing library stands in this folder. A picture is drawn by one function in logical
+//! units, at twice the size, as SVG and as bitmap alike; the SVG is then shown at half its size, so both have
+//! the same fine grid.
+
+pub mod bars;
+mod canvas;
+mod place;
+pub mod roofline;
+mod theme;
+
+pub use canvas::PlotError;
+pub use theme::Theme;
+pub(crate) use theme::dark_mode_css;
