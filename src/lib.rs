@@ -6,6 +6,7 @@ pub mod dtype;
 pub mod graph;
 pub mod hardware;
 pub mod kernels;
+pub mod layer;
 pub mod mechanisms;
 pub mod numerics;
 pub mod report;

@@ -6,8 +6,9 @@
 use tpusim::graph::work::{graph_work, stage_work};
 use tpusim::graph::{Graph, Op, Stage, Work};
 use tpusim::kernels::{Plan, Program, lower};
+use tpusim::layer::{GramVariant, InverseVariant, Layer};
 use tpusim::mechanisms::build;
-use tpusim::workload::{self, GramVariant, InverseVariant, Layer, MechanismName};
+use tpusim::workload;
 
 fn layer(name: &str, overrides: &[&str]) -> Layer {
     workload::load(name, overrides).expect("shipped workload").0.layer
@@ -39,7 +40,7 @@ fn core_flops(graph: &Graph) -> u64 {
 }
 
 fn closed_form(layer: &Layer) -> u64 {
-    let packed = layer.mechanism == MechanismName::Sla;
+    let packed = layer.mechanism.packed;
     let (heads, p) = if packed {
         (layer.key_heads, layer.sharing() * layer.value_dim)
     } else {
@@ -132,9 +133,9 @@ fn transcendentals_per_token_match_the_worked_table() {
         .map(|stage| work(stage).transcendentals)
         .iter()
         .sum();
-        let (decays, steps) = match layer.mechanism {
-            MechanismName::Sla => (layer.key_heads * layer.decay_tiles, layer.key_heads),
-            _ => (layer.key_heads * layer.key_dim, layer.value_heads),
+        let (decays, steps) = match layer.mechanism.packed {
+            true => (layer.key_heads * layer.decay_tiles, layer.key_heads),
+            false => (layer.key_heads * layer.key_dim, layer.value_heads),
         };
         let beside = 2 * steps * layer.tokens + decays * layer.chunks() + layer.key_heads;
         assert_eq!(counted, table * layer.tokens as u64 + beside as u64, "{name}");
@@ -237,7 +238,7 @@ fn fused_kernel_moves_the_least_bytes() {
         let layer = layer(name, &[]);
         let built = build(&layer).expect("builds");
         let plan = Plan::named("fused", Program { heads: 1, chunks: 1 }).expect("a plan");
-        let kernels = lower(&built.graph, &plan, built.recurrence.value, 0.0);
+        let kernels = lower(&built.graph, &plan, built.core.value, 0.0);
         let fused = kernels
             .iter()
             .find(|k| k.label == "op2-7a")
@@ -261,7 +262,7 @@ fn fused_kernel_moves_the_least_bytes() {
             "{name}"
         );
         // The final state leaves once, in f32.
-        let width = if layer.mechanism == MechanismName::Sla {
+        let width = if layer.mechanism.packed {
             layer.sharing() * layer.value_dim
         } else {
             layer.value_dim

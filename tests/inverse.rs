@@ -5,9 +5,9 @@ use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
 use tpusim::dtype::Dtype;
 use tpusim::graph::{Builder, Init, Precision, Role, Stage};
+use tpusim::layer::InverseVariant;
 use tpusim::mechanisms::append_inverse;
 use tpusim::numerics::{Arithmetic, execute};
-use tpusim::workload::InverseVariant;
 
 const EXACT_VARIANTS: [InverseVariant; 6] = [
     InverseVariant::RowSubstitution,

@@ -14,33 +14,16 @@
 //! ```
 
 use super::gram::{self, GramOperands, expand};
-use super::{Appended, GramExponent, RecurrenceInputs, append_inverse};
+use super::{Core, DeltaRuleInputs, GramExponent, Recurrence, append_inverse};
 use crate::dtype::Dtype;
 use crate::graph::{Builder, Function, Init, Precision, ReduceFunction, Role, Stage, Value};
-use crate::workload::{DecayGate, GramVariant, InitialState, Layer, PivotRow, ReadConvention, StateFormat};
+use crate::layer::{DecayGate, GramVariant, InitialState, Layer, PivotRow, ReadConvention, StateFormat};
 
 /// Largest finite value of FP8 E4M3.
 const FP8_E4M3_MAX: f64 = 448.0;
 
-/// What a mechanism feeds into the delta rule, in core layout.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct DeltaInputs {
-    /// Queries `[B, Hk, 1, N, C, dk]`.
-    pub(super) query: Value,
-    /// Write keys `[B, Hk, 1, N, C, dk]`.
-    pub(super) write_key: Value,
-    /// Read keys without the step size `[B, Hk, 1, N, C, dk]`.
-    pub(super) read_key: Value,
-    /// Values without the step size `[B, Hk, R, N, C, width]`.
-    pub(super) value: Value,
-    /// Step sizes `[B, Hk, R, N, C, 1]`, f32.
-    pub(super) step: Value,
-    /// Log decay `[B, Hk, R, N, C, g]`, f32; `g` divides `dk`.
-    pub(super) log_decay: Value,
-}
-
 /// Appends stages op3 (cumulative sum) to op7a and declares the outputs `o` and `state`.
-pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: DeltaInputs) -> Appended {
+pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
     let dk = layer.key_dim;
     let c = layer.chunk;
     let act = layer.activations;
@@ -138,17 +121,12 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: DeltaInputs) -> App
     b.output("o", o);
     b.output("state", final_state);
 
-    Appended {
-        recurrence: RecurrenceInputs {
-            query: inputs.query,
-            write_key: inputs.write_key,
-            read_key: inputs.read_key,
-            step: inputs.step,
-            value: inputs.value,
-            log_decay: inputs.log_decay,
-            initial_state,
-        },
-        core_output: o,
+    Core {
+        recurrence: Recurrence::DeltaRule(inputs),
+        value: inputs.value,
+        log_decay: Some(inputs.log_decay),
+        initial_state,
+        output: o,
         final_state,
         gram_exponent: gram_exponent(layer),
     }
@@ -175,7 +153,7 @@ fn gram_exponent(layer: &Layer) -> Option<GramExponent> {
     Some(GramExponent { rows, largest_decay })
 }
 
-fn initial_carry(b: &mut Builder, layer: &Layer, inputs: DeltaInputs) -> (Vec<Value>, Option<Value>) {
+fn initial_carry(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> (Vec<Value>, Option<Value>) {
     let value = b.dims(inputs.value);
     let decay = b.dims(inputs.log_decay);
     let dims = vec![

@@ -2,7 +2,7 @@
 
 use crate::dtype::Dtype;
 use crate::graph::{Builder, Function, Init, Role, Stage, Value};
-use crate::workload::{DecayGate, Layer};
+use crate::layer::{DecayGate, Layer};
 
 /// How the parameters of a decay gate start out.
 #[derive(Debug, Clone, Copy)]

@@ -3,14 +3,31 @@
 //! With fewer key heads than value heads (Qwen3-Next) the raw products `k k^T` and `q k^T` are shared by the value heads of a key head; decay masks,
 //! inverse and state are per value head.
 
-use super::Appended;
-use super::delta_rule::{self, DeltaInputs};
+use super::delta_rule;
 use super::gates::{self, GateInit};
 use super::layer::{convolution, core_layout, output, project, projections};
+use super::{Core, Defaults, DeltaRuleInputs, Granularity, Mechanism, fields};
 use crate::graph::{Builder, Function};
-use crate::workload::Layer;
+use crate::layer::{DecayGate, InverseVariant, Layer, OutputGate};
 
-pub(super) fn append(b: &mut Builder, layer: &Layer) -> Appended {
+pub(super) const MECHANISM: Mechanism = Mechanism {
+    name: "gdn",
+    title: "Gated DeltaNet",
+    source: "arXiv 2412.06464",
+    packed: false,
+    granularity: |_| Granularity::Scalar,
+    fields: &[fields::COMMON, fields::GRAM, fields::DECAY, fields::DELTA],
+    defaults: Defaults {
+        inverse: InverseVariant::Blocked16,
+        decay_gate: DecayGate::Softplus,
+        decay_bound: -5.0,
+        negative_eigenvalues: false,
+        output_gate: OutputGate::Full,
+    },
+    append,
+};
+
+fn append(b: &mut Builder, layer: &Layer) -> Core {
     let projected = projections(b, layer);
     let decay_raw = project(b, layer, projected.x, "decay", layer.value_heads);
     let step_raw = project(b, layer, projected.x, "step", layer.value_heads);
@@ -25,7 +42,7 @@ pub(super) fn append(b: &mut Builder, layer: &Layer) -> Appended {
     let core = delta_rule::append(
         b,
         layer,
-        DeltaInputs {
+        DeltaRuleInputs {
             query: qkv.query,
             write_key: qkv.key,
             read_key: qkv.key,
@@ -34,6 +51,6 @@ pub(super) fn append(b: &mut Builder, layer: &Layer) -> Appended {
             log_decay,
         },
     );
-    output(b, layer, core.core_output, projected.output_gate, Function::Silu);
+    output(b, layer, core.output, projected.output_gate, Function::Silu);
     core
 }

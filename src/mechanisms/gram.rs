@@ -10,7 +10,7 @@
 
 use crate::dtype::Dtype;
 use crate::graph::{Builder, Mask, Precision, Value};
-use crate::workload::{GramVariant, PivotRow};
+use crate::layer::{GramVariant, PivotRow};
 
 /// Rows of a pivot block.
 pub(super) const PIVOT_BLOCK: usize = 16;

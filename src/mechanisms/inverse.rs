@@ -7,7 +7,7 @@
 
 use crate::dtype::Dtype;
 use crate::graph::{Builder, Mask, Precision, Value};
-use crate::workload::InverseVariant;
+use crate::layer::InverseVariant;
 
 /// Rows of a block of the blocked substitution (flash-linear-attention, Tokamax, vLLM tpu-inference).
 const SUBSTITUTION_BLOCK: usize = 16;

@@ -3,14 +3,31 @@
 //! The decay is projected through a low rank. Because every channel decays on its own, the chunk Gram cannot be one product with a scalar mask: it
 //! takes pivots per 16 rows (or exponentials of every pair), which is vector work.
 
-use super::Appended;
-use super::delta_rule::{self, DeltaInputs};
+use super::delta_rule;
 use super::gates::{self, GateInit};
 use super::layer::{convolution, core_layout, output, project, project_low_rank, projections};
+use super::{Core, Defaults, DeltaRuleInputs, Granularity, Mechanism, fields};
 use crate::graph::{Builder, Function};
-use crate::workload::Layer;
+use crate::layer::{DecayGate, InverseVariant, Layer, OutputGate};
 
-pub(super) fn append(b: &mut Builder, layer: &Layer) -> Appended {
+pub(super) const MECHANISM: Mechanism = Mechanism {
+    name: "kda",
+    title: "Kimi Delta Attention",
+    source: "arXiv 2510.26692",
+    packed: false,
+    granularity: |_| Granularity::Channel,
+    fields: &[fields::COMMON, fields::GRAM, fields::DECAY, fields::DELTA],
+    defaults: Defaults {
+        inverse: InverseVariant::Blocked16,
+        decay_gate: DecayGate::Bounded,
+        decay_bound: -5.0,
+        negative_eigenvalues: false,
+        output_gate: OutputGate::LowRank,
+    },
+    append,
+};
+
+fn append(b: &mut Builder, layer: &Layer) -> Core {
     let projected = projections(b, layer);
     let channels = layer.key_heads * layer.key_dim;
     let decay_raw = project_low_rank(b, layer, projected.x, "decay", channels);
@@ -33,7 +50,7 @@ pub(super) fn append(b: &mut Builder, layer: &Layer) -> Appended {
     let core = delta_rule::append(
         b,
         layer,
-        DeltaInputs {
+        DeltaRuleInputs {
             query: qkv.query,
             write_key: qkv.key,
             read_key: qkv.key,
@@ -42,12 +59,6 @@ pub(super) fn append(b: &mut Builder, layer: &Layer) -> Appended {
             log_decay,
         },
     );
-    output(
-        b,
-        layer,
-        core.core_output,
-        projected.output_gate,
-        Function::Sigmoid,
-    );
+    output(b, layer, core.output, projected.output_gate, Function::Sigmoid);
     core
 }

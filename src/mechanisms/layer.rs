@@ -2,7 +2,7 @@
 
 use crate::dtype::Dtype;
 use crate::graph::{Builder, Function, Init, Precision, Role, Stage, Value};
-use crate::workload::{Layer, OutputGate};
+use crate::layer::{Layer, OutputGate};
 
 /// Epsilon of the query/key L2 norm (flash-linear-attention and Tokamax use 1e-6).
 const L2_EPSILON: f64 = 1e-6;

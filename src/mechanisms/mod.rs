@@ -1,11 +1,12 @@
 //! Mechanisms as op graphs.
 //!
-//! A mechanism appends the stages of its layer to a [`crate::graph::Builder`] in the notation of docs/model.md. What all mechanisms share
+//! A mechanism is one file: a [`Mechanism`] that names it, says which fields of the layer it reads and what their usual values are, and a
+//! function that appends its stages to a [`crate::graph::Builder`] in the notation of docs/model.md. What all mechanisms share
 //! (projections, convolution, output norm) is in [`layer`]; the chunk form of the delta rule is in [`delta_rule`], with its
-//! variants in [`gram`] and [`inverse`]. A mechanism's own file says which keys, values, decays and step sizes it feeds in.
+//! variants in [`gram`] and [`inverse`].
 //!
 //! Layout inside the core: `[batch, key head, value head of the key head, chunk, row, channel]`. A quantity that value heads share
-//! has extent 1 in the third dimension; SLA packs the values of a key head side by side into one wide channel
+//! has extent 1 in the third dimension; a packed mechanism puts the values of a key head side by side into one wide channel
 //! dimension, so its third dimension is 1 everywhere.
 
 mod delta_rule;
@@ -15,12 +16,17 @@ mod gram;
 mod inverse;
 mod kda;
 mod layer;
+mod registry;
 mod sla;
 
 pub use inverse::append_inverse;
+pub use registry::{Defaults, Mechanism, fields};
 
 use crate::graph::{BuildError, Builder, Graph, Stage, Value};
-use crate::workload::{GramVariant, Layer, MechanismName};
+use crate::layer::{GramVariant, Layer};
+
+/// Every mechanism, in the order they are listed to people.
+pub const ALL: &[&Mechanism] = &[&gdn::MECHANISM, &kda::MECHANISM, &sla::MECHANISM];
 
 /// How finely the decay is resolved along the key channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,24 +39,39 @@ pub enum Granularity {
     Channel,
 }
 
-/// Values of the graph from which the token recurrence can be run: what the numeric check compares against.
+/// Values of the graph from which the token recurrence of the mechanism's family can be run: what the numeric check compares against.
 /// All in core layout, padded rows included.
 #[derive(Debug, Clone, Copy)]
-pub struct RecurrenceInputs {
+pub enum Recurrence {
+    /// `u = beta (v - r S~)`, `S = D S + x^T u`, `o = q S`.
+    DeltaRule(DeltaRuleInputs),
+}
+
+impl Recurrence {
+    /// The values an execution has to keep for the recurrence to be run.
+    #[must_use]
+    pub fn values(&self) -> Vec<Value> {
+        match self {
+            Recurrence::DeltaRule(i) => vec![i.query, i.write_key, i.read_key, i.value, i.step, i.log_decay],
+        }
+    }
+}
+
+/// Inputs of the delta rule.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaRuleInputs {
     /// Queries `[B, Hk, 1, N, C, dk]`, scaled.
     pub query: Value,
     /// Write keys `[B, Hk, 1, N, C, dk]`.
     pub write_key: Value,
     /// Read keys without the step size `[B, Hk, 1, N, C, dk]`.
     pub read_key: Value,
-    /// Step sizes `[B, Hk, R, N, C, 1]`.
-    pub step: Value,
     /// Values without the step size `[B, Hk, R, N, C, width]`.
     pub value: Value,
-    /// Log decays `[B, Hk, R, N, C, g]` with `g` 1, the number of tiles, or `dk`.
+    /// Step sizes `[B, Hk, R, N, C, 1]`, f32.
+    pub step: Value,
+    /// Log decays `[B, Hk, R, N, C, g]`, f32, with `g` 1, the number of tiles, or `dk`.
     pub log_decay: Value,
-    /// Initial state `[B, Hk, R, dk, width]`, where the layer starts from a given one.
-    pub initial_state: Option<Value>,
 }
 
 /// The exponent that operands of a factored Gram reach.
@@ -78,28 +99,27 @@ impl GramExponent {
 pub struct LayerGraph {
     /// The graph; named outputs `y` (layer output), `o` (core output) and `state` (final state).
     pub graph: Graph,
+    /// What was appended where.
+    pub core: Core,
+}
+
+/// The core of a layer: everything between the gates and the output norm.
+#[derive(Debug, Clone, Copy)]
+pub struct Core {
     /// Where the recurrence starts from.
-    pub recurrence: RecurrenceInputs,
+    pub recurrence: Recurrence,
+    /// Values that enter the core: what is computed from them has value columns.
+    pub value: Value,
+    /// Log decays that enter the core, for their range; absent where the decay is constant.
+    pub log_decay: Option<Value>,
+    /// Initial state `[B, Hk, R, dk, width]`, where the layer starts from a given one.
+    pub initial_state: Option<Value>,
     /// Core output before the output norm, `[B, Hk, R, N, C, width]`.
-    pub core_output: Value,
+    pub output: Value,
     /// Final state `[B, Hk, R, dk, width]`.
     pub final_state: Value,
     /// Exponent of the Gram operands, where the variant has such a limit.
     pub gram_exponent: Option<GramExponent>,
-}
-
-/// Decay granularity of a layer.
-#[must_use]
-pub fn granularity(layer: &Layer) -> Granularity {
-    match layer.mechanism {
-        MechanismName::Gdn => Granularity::Scalar,
-        MechanismName::Kda => Granularity::Channel,
-        MechanismName::Sla => match layer.decay_tiles {
-            1 => Granularity::Scalar,
-            tiles if tiles == layer.key_dim => Granularity::Channel,
-            tiles => Granularity::Tiles(tiles),
-        },
-    }
 }
 
 /// Gram variants that have a meaning for a decay granularity, the usual one first.
@@ -129,24 +149,9 @@ pub fn gram_variants(granularity: Granularity) -> &'static [GramVariant] {
 /// A [`BuildError`] where the sizes of the layer do not fit each other; a validated workload has none.
 pub fn build(layer: &Layer) -> Result<LayerGraph, BuildError> {
     let mut b = Builder::new(Stage::Projections);
-    let parts = match layer.mechanism {
-        MechanismName::Gdn => gdn::append(&mut b, layer),
-        MechanismName::Kda => kda::append(&mut b, layer),
-        MechanismName::Sla => sla::append(&mut b, layer),
-    };
+    let core = (layer.mechanism.append)(&mut b, layer);
     Ok(LayerGraph {
         graph: b.finish()?,
-        recurrence: parts.recurrence,
-        core_output: parts.core_output,
-        final_state: parts.final_state,
-        gram_exponent: parts.gram_exponent,
+        core,
     })
-}
-
-/// What a mechanism hands back besides the nodes it appended.
-struct Appended {
-    recurrence: RecurrenceInputs,
-    core_output: Value,
-    final_state: Value,
-    gram_exponent: Option<GramExponent>,
 }

@@ -5,14 +5,45 @@
 //! and step sizes only. The grouping of decays into tiles lets the Gram be one product with the decays folded into its
 //! operands, as long as `C/2` tokens of decay stay below the overflow limit. Reconstruction: docs/model.md says which parts are published.
 
-use super::Appended;
-use super::delta_rule::{self, DeltaInputs};
+use super::delta_rule;
 use super::gates::{self, GateInit};
 use super::layer::{convolution, core_layout, output, project, projections};
+use super::{Core, Defaults, DeltaRuleInputs, Granularity, Mechanism, fields};
 use crate::graph::{Builder, Function};
-use crate::workload::Layer;
+use crate::layer::{DecayGate, InverseVariant, Layer, OutputGate};
 
-pub(super) fn append(b: &mut Builder, layer: &Layer) -> Appended {
+pub(super) const MECHANISM: Mechanism = Mechanism {
+    name: "sla",
+    title: "Systolic Linear Attention",
+    source: "Systolic Linear Attention paper, 2026",
+    packed: true,
+    granularity: granularity,
+    fields: &[
+        fields::COMMON,
+        fields::GRAM,
+        fields::DECAY,
+        fields::TILES,
+        fields::DELTA,
+    ],
+    defaults: Defaults {
+        inverse: InverseVariant::BlockDoubling,
+        decay_gate: DecayGate::Bounded,
+        decay_bound: -1.3,
+        negative_eigenvalues: true,
+        output_gate: OutputGate::LowRank,
+    },
+    append,
+};
+
+fn granularity(layer: &Layer) -> Granularity {
+    match layer.decay_tiles {
+        1 => Granularity::Scalar,
+        tiles if tiles == layer.key_dim => Granularity::Channel,
+        tiles => Granularity::Tiles(tiles),
+    }
+}
+
+fn append(b: &mut Builder, layer: &Layer) -> Core {
     let projected = projections(b, layer);
     let tiles = layer.decay_tiles;
     let decay_raw = project(b, layer, projected.x, "decay", layer.key_heads * tiles);
@@ -27,7 +58,7 @@ pub(super) fn append(b: &mut Builder, layer: &Layer) -> Appended {
     let core = delta_rule::append(
         b,
         layer,
-        DeltaInputs {
+        DeltaRuleInputs {
             query: qkv.query,
             write_key: qkv.key,
             read_key: qkv.key,
@@ -36,12 +67,6 @@ pub(super) fn append(b: &mut Builder, layer: &Layer) -> Appended {
             log_decay,
         },
     );
-    output(
-        b,
-        layer,
-        core.core_output,
-        projected.output_gate,
-        Function::Sigmoid,
-    );
+    output(b, layer, core.output, projected.output_gate, Function::Sigmoid);
     core
 }

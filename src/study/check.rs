@@ -1,17 +1,16 @@
 //! The numeric check: the layer's graph executed on seeded inputs, against the token recurrence in f64.
 
-use ndarray::{Array2, ArrayD, Axis, Ix2};
-
+use super::recurrence;
 use crate::graph::work::graph_work;
 use crate::graph::{BuildError, Value};
+use crate::layer::Layer;
 use crate::mechanisms::{self, EXPONENT_LIMIT, LayerGraph};
-use crate::numerics::reference::{self, Read, Recurrence};
 use crate::numerics::{
     Arithmetic, ExecuteError, Execution, Tensor, execute, memory_estimate, relative_error, seeded_inputs,
     to_f32,
 };
 use crate::report::result::NumericResult;
-use crate::workload::{Layer, ReadConvention, Workload};
+use crate::workload::Workload;
 
 /// How much of the layer is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,54 +86,44 @@ pub fn estimate(workload: &Workload, extent: Extent) -> Result<Estimate, CheckEr
 pub fn check(workload: &Workload, extent: Extent) -> Result<NumericResult, CheckError> {
     let layer = checked_layer(workload, extent);
     let built = mechanisms::build(&layer)?;
-    let LayerGraph {
-        graph,
-        recurrence: r,
-        core_output,
-        final_state,
-        gram_exponent,
-    } = &built;
+    let LayerGraph { graph, core } = &built;
     let inputs = seeded_inputs(graph, workload.numeric.seed);
 
-    let mut keep = vec![
-        r.query,
-        r.write_key,
-        r.read_key,
-        r.step,
-        r.value,
-        r.log_decay,
-        *core_output,
-        *final_state,
-    ];
-    keep.extend(r.initial_state);
+    let mut keep = core.recurrence.values();
+    keep.extend([core.output, core.final_state]);
+    keep.extend(core.log_decay);
+    keep.extend(core.initial_state);
     let exact = execute(graph, &inputs, &keep, Arithmetic::Exact)?;
-    let (reference_output, reference_state) = recurrence(&built, &layer, &exact)?;
-    let largest_decay = exact
-        .values
-        .get(&r.log_decay)
+    let (reference_output, reference_state) = recurrence::by_token(&built, &layer, &exact)?;
+    let largest_decay = core
+        .log_decay
+        .and_then(|value| exact.values.get(&value))
         .map_or(0.0, |l| l.iter().fold(0.0_f64, |m, &x| m.max(-x)));
     let fault = |what| CheckError::Shape {
         what,
         problem: "differs from the reference".to_owned(),
     };
-    let exact_output = relative_error(tensor(&exact, *core_output, "core output")?, &reference_output)
+    let exact_output = relative_error(tensor(&exact, core.output, "core output")?, &reference_output)
         .ok_or_else(|| fault("core output"))?;
-    let exact_state = relative_error(tensor(&exact, *final_state, "final state")?, &reference_state)
+    let exact_state = relative_error(tensor(&exact, core.final_state, "final state")?, &reference_state)
         .ok_or_else(|| fault("final state"))?;
     drop(exact);
 
     let declared = execute(
         graph,
         &to_f32(&inputs),
-        &[*core_output, *final_state],
+        &[core.output, core.final_state],
         Arithmetic::Declared,
     )?;
-    let output = relative_error(tensor(&declared, *core_output, "core output")?, &reference_output)
+    let output = relative_error(tensor(&declared, core.output, "core output")?, &reference_output)
         .ok_or_else(|| fault("core output"))?;
-    let state = relative_error(tensor(&declared, *final_state, "final state")?, &reference_state)
-        .ok_or_else(|| fault("final state"))?;
+    let state = relative_error(
+        tensor(&declared, core.final_state, "final state")?,
+        &reference_state,
+    )
+    .ok_or_else(|| fault("final state"))?;
 
-    let (overflow, exponent) = match gram_exponent {
+    let (overflow, exponent) = match core.gram_exponent {
         Some(exponent) => {
             let worst = exponent.worst();
             let here = exponent.rows as f64 * largest_decay;
@@ -183,7 +172,7 @@ pub fn check(workload: &Workload, extent: Extent) -> Result<NumericResult, Check
     })
 }
 
-fn tensor<'a, R>(
+pub(super) fn tensor<'a, R>(
     execution: &'a Execution<R>,
     value: Value,
     what: &'static str,
@@ -192,99 +181,4 @@ fn tensor<'a, R>(
         what,
         problem: "was not kept".to_owned(),
     })
-}
-
-/// Core output and final state by the recurrence, head by head, in the shapes of the graph.
-fn recurrence(
-    built: &LayerGraph,
-    layer: &Layer,
-    exact: &Execution<f64>,
-) -> Result<(ArrayD<f64>, ArrayD<f64>), CheckError> {
-    let r = &built.recurrence;
-    let output_shape = built.graph.ty(built.core_output).shape.clone();
-    let state_shape = built.graph.ty(built.final_state).shape.clone();
-    let (o, s) = (output_shape.dims(), state_shape.dims());
-    let mut output = ArrayD::zeros(o);
-    let mut state = ArrayD::zeros(s);
-    let (rows, dk, width) = (o[3] * o[4], s[3], s[4]);
-    let read = match layer.read {
-        ReadConvention::Decayed => Read::Decayed,
-        ReadConvention::Undecayed => Read::Undecayed,
-    };
-    for b in 0..o[0] {
-        for h in 0..o[1] {
-            for v in 0..o[2] {
-                let head = |value: Value, what| matrix(tensor(exact, value, what)?, [b, h, v], rows, what);
-                let query = head(r.query, "query")?;
-                let write = head(r.write_key, "write key")?;
-                let step = head(r.step, "step")?;
-                let read_key = head(r.read_key, "read key")? * &step;
-                let value = head(r.value, "value")? * &step;
-                let decay = channels(head(r.log_decay, "log decay")?, dk);
-                let initial = match r.initial_state {
-                    Some(initial) => matrix(
-                        tensor(exact, initial, "initial state")?,
-                        [b, h, v],
-                        dk,
-                        "initial state",
-                    )?,
-                    None => Array2::zeros((dk, width)),
-                };
-                let Recurrence { outputs, state: last } =
-                    reference::delta_rule(&query, &write, &read_key, &value, &decay, &initial, read)
-                        .map_err(|e| CheckError::Shape {
-                            what: "recurrence",
-                            problem: e.to_string(),
-                        })?;
-                put(&mut output, [b, h, v], &outputs);
-                put(&mut state, [b, h, v], &last);
-            }
-        }
-    }
-    Ok((output, state))
-}
-
-/// Writes the rows of one head into a core-layout tensor.
-fn put(tensor: &mut ArrayD<f64>, head: [usize; 3], rows: &Array2<f64>) {
-    let mut part = tensor.view_mut();
-    for index in head {
-        part = part.index_axis_move(Axis(0), index);
-    }
-    part.iter_mut().zip(rows).for_each(|(to, from)| *to = *from);
-}
-
-/// The part of a core-layout tensor that belongs to one head, as `[rows, channels]`; extents of 1 are shared.
-fn matrix(
-    tensor: &Tensor<f64>,
-    head: [usize; 3],
-    rows: usize,
-    what: &'static str,
-) -> Result<Array2<f64>, CheckError> {
-    let mut part = tensor.view();
-    for index in head {
-        let at = if part.shape()[0] == 1 { 0 } else { index };
-        part = part.index_axis_move(Axis(0), at);
-    }
-    let columns = part.len() / rows.max(1);
-    part.to_owned()
-        .into_shape_with_order((rows, columns))
-        .map_err(|e| CheckError::Shape {
-            what,
-            problem: e.to_string(),
-        })?
-        .into_dimensionality::<Ix2>()
-        .map_err(|e| CheckError::Shape {
-            what,
-            problem: e.to_string(),
-        })
-}
-
-/// A decay per channel from one per tile.
-fn channels(decay: Array2<f64>, dk: usize) -> Array2<f64> {
-    let (rows, groups) = decay.dim();
-    if groups == dk {
-        return decay;
-    }
-    let width = dk / groups;
-    Array2::from_shape_fn((rows, dk), |(t, c)| decay[[t, c / width]])
 }

@@ -1,6 +1,7 @@
 //! Answering a question with the parts of the other modules: a run of a workload on chips, with its numeric check.
 
 pub mod check;
+mod recurrence;
 pub mod run;
 
 pub use check::{CheckError, Estimate, Extent, check, checked_layer, estimate};

@@ -5,13 +5,14 @@ use crate::dtype::Dtype;
 use crate::graph::BuildError;
 use crate::hardware::{Architecture, Chip, Kind};
 use crate::kernels::{Kernel, Plan, lower};
+use crate::layer::Layer;
 use crate::mechanisms::{self, LayerGraph};
 use crate::report::result::{
     ChipResult, NumericResult, PlanResult, Provenance, PublishedComparison, PublishedRow, Roof, Roofs,
     RunResult, SCHEMA, StageResult,
 };
 use crate::timing::{KernelTime, Remark, time_kernel};
-use crate::workload::{Layer, Workload};
+use crate::workload::Workload;
 
 /// Chips with the files they came from.
 pub type Chips = Vec<(Chip, Document)>;
@@ -129,17 +130,16 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
 
 /// Kernels of every plan of a workload; the graph is built once.
 fn lower_all(workload: &Workload) -> Result<Vec<(Plan, Vec<Kernel>)>, RunError> {
-    let LayerGraph {
-        graph, recurrence, ..
-    } = mechanisms::build(&workload.layer).map_err(|source| RunError::Build {
-        name: workload.name.clone(),
-        source,
-    })?;
+    let LayerGraph { graph, core } =
+        mechanisms::build(&workload.layer).map_err(|source| RunError::Build {
+            name: workload.name.clone(),
+            source,
+        })?;
     let padding = 1.0 - workload.layer.tokens as f64 / workload.layer.padded_tokens() as f64;
     Ok(workload
         .plans
         .iter()
-        .map(|plan| (plan.clone(), lower(&graph, plan, recurrence.value, padding)))
+        .map(|plan| (plan.clone(), lower(&graph, plan, core.value, padding)))
         .collect())
 }
 

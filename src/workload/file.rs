@@ -3,16 +3,16 @@
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::layer::{
-    DecayGate, GramVariant, InitialState, InverseVariant, Layer, MechanismName, OutputGate, PivotRow,
-    ReadConvention, StateFormat,
-};
 use super::{Numeric, Published, PublishedRow, Workload};
 use crate::config::{ConfigError, Document, listed, suggestion};
 use crate::dtype::Dtype;
 use crate::graph::Precision;
 use crate::kernels::{Plan, Program};
-use crate::mechanisms::{gram_variants, granularity};
+use crate::layer::{
+    DecayGate, GramVariant, InitialState, InverseVariant, Layer, OutputGate, PivotRow, ReadConvention,
+    StateFormat,
+};
+use crate::mechanisms::{Granularity, Mechanism, fields, gram_variants};
 
 /// A positive whole number.
 #[derive(Debug, Clone, Copy)]
@@ -70,7 +70,7 @@ struct WorkloadFile {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LayerFile {
-    mechanism: MechanismName,
+    mechanism: &'static Mechanism,
     batch: Size,
     tokens: Size,
     model_width: Size,
@@ -334,8 +334,17 @@ fn layer(
             ),
         );
     }
-    let is_sla = file.mechanism == MechanismName::Sla;
-    let decay_tiles = match (is_sla, file.decay_tiles) {
+    let mechanism = file.mechanism;
+    for field in optional_fields() {
+        if !mechanism.uses(field) && document.node(&format!("layer.{field}")).is_some() {
+            let message = format!("`{}` does not read `{field}`; remove the key", mechanism.name);
+            errors.push(document.error_at_key(&format!("layer.{field}"), message));
+        }
+    }
+    let mut complain = |field: &str, message: String| {
+        errors.push(document.error_at(&format!("layer.{field}"), message));
+    };
+    let decay_tiles = match (mechanism.uses("decay_tiles"), file.decay_tiles) {
         (true, Some(Size(tiles))) => {
             if key_dim % tiles != 0 {
                 let divisors: Vec<String> = (1..=key_dim.min(256))
@@ -354,23 +363,14 @@ fn layer(
             tiles
         }
         (true, None) => {
-            errors.push(document.error_at(
-                "layer",
-                "missing key `decay_tiles`; sla needs it, for instance `decay_tiles: 4`",
-            ));
+            let message = format!(
+                "missing key `decay_tiles`; {} needs it, for instance `decay_tiles: 4`",
+                mechanism.name
+            );
+            errors.push(document.error_at("layer", message));
             return None;
         }
-        (false, Some(_)) => {
-            complain(
-                "decay_tiles",
-                format!(
-                    "`{}` has no decay tiles; remove the key or use `mechanism: sla`",
-                    file.mechanism.name()
-                ),
-            );
-            1
-        }
-        (false, None) => 1,
+        (false, _) => 1,
     };
     let work = tokens as u128
         * batch as u128
@@ -385,30 +385,23 @@ fn layer(
     }
 
     // A default is a choice of ours, so it is listed in every output.
-    let mut defaults = Defaults(defaults);
+    let mut defaults = Defaults {
+        mechanism,
+        list: defaults,
+    };
+    let usual = mechanism.defaults;
     let activations = defaults.or(file.activations, "activations", Dtype::Bf16);
     let state = defaults.or(file.state, "state", StateFormat::F32);
     let state_precision = defaults.or(file.state_precision, "state_precision", Precision::Default);
     let pivot = defaults.or(file.pivot, "pivot", PivotRow::Middle);
-    let usual = if is_sla {
-        InverseVariant::BlockDoubling
-    } else {
-        InverseVariant::Blocked16
-    };
-    let inverse = defaults.or(file.inverse, "inverse", usual);
+    let inverse = defaults.or(file.inverse, "inverse", usual.inverse);
     let inverse_precision = defaults.or(file.inverse_precision, "inverse_precision", Precision::High);
     let read = defaults.or(file.read, "read", ReadConvention::Decayed);
-    let is_gdn = file.mechanism == MechanismName::Gdn;
-    let usual = if is_gdn {
-        DecayGate::Softplus
-    } else {
-        DecayGate::Bounded
-    };
-    let decay_gate = defaults.or(file.decay_gate, "decay_gate", usual);
+    let decay_gate = defaults.or(file.decay_gate, "decay_gate", usual.decay_gate);
     let bounded = decay_gate == DecayGate::Bounded;
     let decay_bound = match (file.decay_bound, bounded) {
         (Some(bound), true) => bound,
-        (None, true) => defaults.or(None, "decay_bound", if is_sla { -1.3 } else { -5.0 }),
+        (None, true) => defaults.or(None, "decay_bound", usual.decay_bound),
         (Some(_), false) => {
             complain(
                 "decay_bound",
@@ -424,14 +417,13 @@ fn layer(
             format!("expected nats per token below zero, such as `-1.3`, found `{decay_bound}`"),
         );
     }
-    let negative_eigenvalues = defaults.or(file.negative_eigenvalues, "negative_eigenvalues", is_sla);
+    let negative_eigenvalues = defaults.or(
+        file.negative_eigenvalues,
+        "negative_eigenvalues",
+        usual.negative_eigenvalues,
+    );
     let conv_width = defaults.or(file.conv_width.map(|s| s.0), "conv_width", 4);
-    let usual = if is_gdn {
-        OutputGate::Full
-    } else {
-        OutputGate::LowRank
-    };
-    let output_gate = defaults.or(file.output_gate, "output_gate", usual);
+    let output_gate = defaults.or(file.output_gate, "output_gate", usual.output_gate);
     let gate_rank = defaults.or(file.gate_rank.map(|s| s.0), "gate_rank", value_dim);
     let initial_state = defaults.or(file.initial_state, "initial_state", InitialState::Zero);
     let neumann_steps = match (inverse, file.neumann_steps) {
@@ -465,7 +457,7 @@ fn layer(
     }
 
     let mut layer = Layer {
-        mechanism: file.mechanism,
+        mechanism,
         batch,
         tokens,
         model_width,
@@ -492,7 +484,7 @@ fn layer(
         gate_rank,
         initial_state,
     };
-    let variants = gram_variants(granularity(&layer));
+    let variants = gram_variants((mechanism.granularity)(&layer));
     layer.gram = defaults.or(file.gram, "gram", variants[0]);
     let mut complain = |field: &str, message: String| {
         errors.push(document.error_at(&format!("layer.{field}"), message));
@@ -504,11 +496,11 @@ fn layer(
             format!(
                 "`{}` has no meaning for the decay of `{}` with {} per key head; one of {}",
                 layer.gram.name(),
-                file.mechanism.name(),
-                match granularity(&layer) {
-                    crate::mechanisms::Granularity::Scalar => "one decay".to_owned(),
-                    crate::mechanisms::Granularity::Tiles(tiles) => format!("{tiles} decays"),
-                    crate::mechanisms::Granularity::Channel => "a decay per channel".to_owned(),
+                mechanism.name,
+                match (mechanism.granularity)(&layer) {
+                    Granularity::Scalar => "one decay".to_owned(),
+                    Granularity::Tiles(tiles) => format!("{tiles} decays"),
+                    Granularity::Channel => "a decay per channel".to_owned(),
                 },
                 listed(names)
             ),
@@ -543,15 +535,35 @@ fn layer(
     (errors.len() == before).then_some(layer)
 }
 
+/// Every optional field of a layer that only some mechanisms read.
+fn optional_fields() -> impl Iterator<Item = &'static str> {
+    [
+        fields::COMMON,
+        fields::GRAM,
+        fields::DECAY,
+        fields::TILES,
+        fields::DELTA,
+    ]
+    .into_iter()
+    .flatten()
+    .copied()
+}
+
 /// Collects the fields a file leaves out.
-struct Defaults<'a>(&'a mut Vec<String>);
+struct Defaults<'a> {
+    mechanism: &'static Mechanism,
+    list: &'a mut Vec<String>,
+}
 
 impl Defaults<'_> {
+    /// The written value, or the usual one, which is listed if the mechanism reads the field.
     fn or<T: serde::Serialize>(&mut self, written: Option<T>, field: &str, usual: T) -> T {
         written.unwrap_or_else(|| {
-            let value = serde_json::to_string(&usual).unwrap_or_default();
-            self.0
-                .push(format!("layer.{field}: {} (default)", value.trim_matches('"')));
+            if self.mechanism.uses(field) {
+                let value = serde_json::to_string(&usual).unwrap_or_default();
+                self.list
+                    .push(format!("layer.{field}: {} (default)", value.trim_matches('"')));
+            }
             usual
         })
     }

@@ -1,16 +1,12 @@
 //! Workloads: which layer runs, how it is fused, on which chips, and what it is compared with.
 
 mod file;
-mod layer;
 mod load;
 
-pub use layer::{
-    DecayGate, GramVariant, InitialState, InverseVariant, Layer, MechanismName, OutputGate, PivotRow,
-    ReadConvention, StateFormat,
-};
 pub use load::{load, load_baseline, shipped, shipped_text};
 
 use crate::kernels::Plan;
+use crate::layer::Layer;
 
 /// The part of the layer that the numeric check executes.
 #[derive(Debug, Clone, PartialEq, Eq)]

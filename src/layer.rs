@@ -1,33 +1,10 @@
-//! The layer of a workload: mechanism, sizes, formats and variants.
+//! The layer: mechanism, sizes, formats and variants, every choice made.
 
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::Dtype;
 use crate::graph::Precision;
-
-/// A linear-attention mechanism.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MechanismName {
-    /// Gated DeltaNet: delta rule, one decay per value head.
-    Gdn,
-    /// Kimi Delta Attention: delta rule, one decay per key channel.
-    Kda,
-    /// Systolic Linear Attention: delta rule, one decay per tile of key channels, values packed on shared key heads.
-    Sla,
-}
-
-impl MechanismName {
-    /// The name used in YAML.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            MechanismName::Gdn => "gdn",
-            MechanismName::Kda => "kda",
-            MechanismName::Sla => "sla",
-        }
-    }
-}
+use crate::mechanisms::Mechanism;
 
 /// How the two chunk Gram matrices are built (docs/model.md, "Gram variants").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -188,7 +165,7 @@ pub enum InitialState {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Layer {
     /// Mechanism.
-    pub mechanism: MechanismName,
+    pub mechanism: &'static Mechanism,
     /// Sequences.
     pub batch: usize,
     /// Tokens of a sequence.
@@ -269,8 +246,7 @@ impl Layer {
     /// Bytes of the recurrent state of the whole layer, one sequence.
     #[must_use]
     pub fn state_bytes(&self) -> u64 {
-        let packed = self.mechanism == MechanismName::Sla;
-        let (heads, width) = if packed {
+        let (heads, width) = if self.mechanism.packed {
             (self.key_heads, self.sharing() * self.value_dim)
         } else {
             (self.value_heads, self.value_dim)
@@ -281,14 +257,14 @@ impl Layer {
     /// The layer in one line, for headlines.
     #[must_use]
     pub fn describe(&self) -> String {
-        let tiles = if self.mechanism == MechanismName::Sla {
+        let tiles = if self.mechanism.uses("decay_tiles") {
             format!(", {} decay tiles", self.decay_tiles)
         } else {
             String::new()
         };
         format!(
             "{} B={} T={} d={} key heads {}x{} value heads {}x{} chunk {}{tiles}, {} activations, {} state, {} Gram, {} inverse",
-            self.mechanism.name(),
+            self.mechanism.name,
             self.batch,
             self.tokens,
             self.model_width,

@@ -1,0 +1,123 @@
+//! What a mechanism says of itself.
+
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::{ALL, Core, Granularity};
+use crate::graph::Builder;
+use crate::layer::{DecayGate, InverseVariant, Layer, OutputGate};
+
+/// Groups of optional fields of a layer that mechanisms read.
+pub mod fields {
+    /// Formats, projections, convolution, state: read by every mechanism with a recurrent state.
+    pub const COMMON: &[&str] = &[
+        "activations",
+        "state",
+        "state_precision",
+        "conv_width",
+        "output_gate",
+        "gate_rank",
+        "initial_state",
+    ];
+    /// Chunk Gram matrices.
+    pub const GRAM: &[&str] = &["gram", "pivot"];
+    /// Data-dependent decay.
+    pub const DECAY: &[&str] = &["decay_gate", "decay_bound"];
+    /// Decay per tile of key channels.
+    pub const TILES: &[&str] = &["decay_tiles"];
+    /// Delta rule: chunk inverse, read convention, step size.
+    pub const DELTA: &[&str] = &[
+        "inverse",
+        "inverse_precision",
+        "neumann_steps",
+        "read",
+        "negative_eigenvalues",
+    ];
+}
+
+/// Usual values of the optional fields that differ between mechanisms.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Defaults {
+    /// Inverse variant.
+    pub inverse: InverseVariant,
+    /// Formula of the decay.
+    pub decay_gate: DecayGate,
+    /// Bound of the bounded gate, in nats per token.
+    pub decay_bound: f64,
+    /// Step sizes up to 2.
+    pub negative_eigenvalues: bool,
+    /// Output gate.
+    pub output_gate: OutputGate,
+}
+
+/// A mechanism.
+pub struct Mechanism {
+    /// Name in workload files.
+    pub name: &'static str,
+    /// What it is, in a few words.
+    pub title: &'static str,
+    /// Where it is published.
+    pub source: &'static str,
+    /// Whether the values of a key head lie side by side in one wide state.
+    pub packed: bool,
+    /// How finely its decay is resolved.
+    pub granularity: fn(&Layer) -> Granularity,
+    /// Groups of optional fields it reads; others are refused.
+    pub fields: &'static [&'static [&'static str]],
+    /// Usual values.
+    pub defaults: Defaults,
+    /// Appends all stages of the layer.
+    pub append: fn(&mut Builder, &Layer) -> Core,
+}
+
+impl Mechanism {
+    /// Whether it reads an optional field of the layer.
+    #[must_use]
+    pub fn uses(&self, field: &str) -> bool {
+        self.fields.iter().any(|group| group.contains(&field))
+    }
+
+    /// The mechanism called `name`.
+    #[must_use]
+    pub fn named(name: &str) -> Option<&'static Mechanism> {
+        ALL.iter().copied().find(|mechanism| mechanism.name == name)
+    }
+}
+
+impl std::fmt::Debug for Mechanism {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl PartialEq for Mechanism {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Serialize for Mechanism {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name)
+    }
+}
+
+impl<'de> Deserialize<'de> for &'static Mechanism {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Name;
+        impl Visitor<'_> for Name {
+            type Value = &'static Mechanism;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("the name of a mechanism, such as `kda`")
+            }
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<Self::Value, E> {
+                Mechanism::named(name).ok_or_else(|| {
+                    let names: Vec<&str> = ALL.iter().map(|m| m.name).collect();
+                    let tail = crate::config::suggestion(name, &names, "mechanisms");
+                    E::custom(format!("unknown mechanism `{name}`; {tail}"))
+                })
+            }
+        }
+        deserializer.deserialize_str(Name)
+    }
+}
