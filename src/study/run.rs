@@ -328,7 +328,7 @@ fn chip_result(chip: &Chip, plans: Vec<PlanResult>) -> ChipResult {
         .keys()
         .filter_map(|&dtype| {
             chip.matrix_flops_per_second(dtype).map(|rate| Roof {
-                name: format!("MXU {dtype}"),
+                name: format!("mxu {dtype}"),
                 per_second: rate.get(),
             })
         })
@@ -358,7 +358,7 @@ fn chip_result(chip: &Chip, plans: Vec<PlanResult>) -> ChipResult {
             hbm_achievable: chip.achievable_hbm_bandwidth_per_device().get(),
             matrix,
             vector: Roof {
-                name: "VPU".to_owned(),
+                name: "vpu".to_owned(),
                 per_second: chip.vector_ops_per_second().get(),
             },
             transcendental: Roof {

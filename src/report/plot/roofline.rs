@@ -485,7 +485,7 @@ impl<'a> Sheet<'a> {
         for (index, chip) in chips.iter().enumerate() {
             let x = first_chip + table_chip * index as f64 + TABLE_BOUND - 5.0;
             canvas.text(
-                &fitted(&chip.title, table_chip - 20.0, BODY_BOLD),
+                &fitted(&chip.name, table_chip - 20.0, BODY_BOLD),
                 (x, y),
                 BODY_BOLD,
                 Anchor::Middle,
@@ -557,7 +557,7 @@ impl<'a> Sheet<'a> {
         (width, height): (f64, f64),
     ) -> Result<(), PlotError> {
         let palette = self.palette;
-        let title = format!("{}, {}, {}", chip.title, format::cores(chip), format::clock(chip));
+        let title = format!("{}, {}, {}", chip.name, format::cores(chip), format::clock(chip));
         let title = fitted(&title, width - 56.0, PANEL_TITLE);
         canvas.text(
             &title,
