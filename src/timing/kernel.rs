@@ -1,9 +1,11 @@
-//! A kernel on a chip.
+//! A kernel on a chip: how it is cut into programs, the schedule of a program, the pipeline of programs, and what binds.
 
-use super::vector::{self, SlotCycles};
-use super::{COMPUTE_OVERLAP, DMA_OVERLAP, GRID_STEP_CYCLES, matrix, memory, soft_maximum};
+use super::pipeline::{self, Pipeline};
+use super::program::{self, Cut, Program, Wait};
+use super::unit::Lane;
+use super::{DMA_LATENCY_US, GRID_STEP_CYCLES, matrix, memory};
 use crate::hardware::{Architecture, Chip};
-use crate::kernels::{Kernel, KernelOp, OpKind};
+use crate::kernels::{Kernel, OpKind};
 use crate::report::result::Bound;
 
 /// Units of a parallel kernel that one program interleaves at most (Tokamax batches up to 16 heads).
@@ -39,24 +41,26 @@ pub enum Remark {
     },
 }
 
-/// Time of a kernel, taken apart. Cycles are those of one core at the chip's clock.
+/// Time of a kernel, taken apart.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KernelTime {
     /// Predicted time, in microseconds.
     pub total_us: f64,
-    /// Time the matrix units are occupied.
+    /// Time the matrix units are occupied, on the busiest core.
     pub mxu_us: f64,
-    /// Time every vector slot class is occupied, in cycles of the busiest core.
-    pub slots: SlotCycles,
     /// Time the busiest vector slot class is occupied.
     pub vpu_us: f64,
+    /// Time the ALU slots are occupied.
+    pub alu_us: f64,
     /// Time the transcendental slots are occupied.
     pub transcendental_us: f64,
     /// Time the cross-lane slots are occupied.
     pub cross_lane_us: f64,
+    /// Time the load and store slots are occupied.
+    pub vmem_us: f64,
     /// Time of the HBM traffic at the achievable bandwidth.
     pub hbm_us: f64,
-    /// Time of the dependence chains of all grid steps, one after the other.
+    /// Time in which the critical path of the programs waits for results on their way: dependent latency.
     pub latency_us: f64,
     /// Launch and grid-step overhead.
     pub launch_us: f64,
@@ -66,29 +70,22 @@ pub struct KernelTime {
     pub next_bound: Bound,
     /// Cores that work.
     pub cores_used: u64,
-    /// Units a program interleaves.
-    pub units_per_program: u64,
-    /// Programs that the value columns of a head are split over.
-    pub value_parts: u64,
+    /// Programs of the busiest core, one after the other.
+    pub programs_per_core: u64,
+    /// How the work is cut into programs.
+    pub cut: Cut,
     /// Working set of a program, in bytes.
     pub working_set: u64,
     /// Useful part of the occupied matrix tiles.
     pub mxu_lane: f64,
     /// Matrix FLOP/s of the device over its peak, each format against its own.
     pub mxu_achieved: f64,
+    /// Schedule of one program, in cycles.
+    pub program: Program,
+    /// Pipeline of the programs of the busiest core, in cycles.
+    pub pipeline: Pipeline,
     /// What its user should know.
     pub remarks: Vec<Remark>,
-}
-
-/// Work of one unit (head, or chunk of a head) in one grid step.
-#[derive(Debug, Clone, Copy, Default)]
-struct Step {
-    mxu: f64,
-    slots: SlotCycles,
-    /// Longest chain from the first operation of the step to the last.
-    chain: f64,
-    /// Longest chain inside the loop that carries the state.
-    carried_chain: f64,
 }
 
 /// Times a kernel on a chip.
@@ -96,10 +93,16 @@ struct Step {
 pub fn time_kernel(kernel: &Kernel, chip: &Chip) -> KernelTime {
     let mut remarks = Vec::new();
     let capacity = chip.on_chip.capacity.get() as u64;
-    let parts = value_parts(kernel, chip, capacity, &mut remarks);
-    let parallel = kernel.grid.parallel * parts;
+    let value_parts = value_parts(kernel, chip, capacity, &mut remarks);
+    let parallel = kernel.grid.parallel * value_parts;
     let cores = u64::from(chip.cores_per_device);
-    let units = units_per_program(kernel, parallel, parts, cores, capacity);
+    let units = units_per_program(kernel, parallel, value_parts, cores, capacity);
+    let chunks = kernel.steps_per_program.clamp(1, kernel.grid.sequential.max(1));
+    let cut = Cut {
+        units,
+        chunks,
+        value_parts,
+    };
     let programs = parallel.div_ceil(units);
     let cores_used = programs.min(cores);
     if kernel.grid.sequential > 1 && cores_used < cores {
@@ -108,56 +111,108 @@ pub fn time_kernel(kernel: &Kernel, chip: &Chip) -> KernelTime {
             cores,
         });
     }
-    let step = step_work(kernel, chip, parts);
+    let programs_per_core = programs.div_ceil(cores) * kernel.grid.sequential.div_ceil(chunks);
 
-    // Steps that the busiest core runs one after the other, and units in each.
-    let chunks = kernel.steps_per_program.max(1);
-    let rounds = programs.div_ceil(cores) * kernel.grid.sequential.div_ceil(chunks);
-    let (rounds, units, chunks) = (rounds as f64, units as f64, chunks as f64);
-    let mxu = step.mxu * units * chunks * rounds;
-    let slots = step.slots * (units * chunks * rounds);
-    // Chains of different heads and chunks of a program interleave; those of the state follow each other.
-    let chain = (step.chain + (chunks - 1.0) * step.carried_chain) * rounds;
+    let program = program::schedule(kernel, chip, cut);
+    let rounds = programs_per_core as f64;
     let micros = |cycles: f64| cycles / chip.clock().get() * 1e6;
+    // Blocks of the busiest core: what crosses HBM, spread over all programs.
+    let all_programs = (programs * kernel.grid.sequential.div_ceil(chunks)).max(1) as f64;
+    let bandwidth = memory::bytes_per_cycle(chip, cores_used);
+    let step = pipeline::Step {
+        compute: program.makespan + GRID_STEP_CYCLES,
+        read: kernel.read_bytes() as f64 / all_programs / bandwidth,
+        write: kernel.write_bytes() as f64 / all_programs / bandwidth,
+        dma_latency: DMA_LATENCY_US * 1e-6 * chip.clock().get(),
+    };
+    let pipeline = pipeline::run(step, programs_per_core);
+    let launch = chip.launch.micros();
+    let total_us = micros(pipeline.total) + launch;
 
-    let bytes = kernel.hbm_bytes() as f64;
-    let hbm_us = memory::stream_time(chip, bytes, cores_used as f64).micros();
-    let launch_us = chip.launch.micros() + micros(GRID_STEP_CYCLES * rounds);
-    let throughput = soft_maximum(mxu, slots.busiest(), COMPUTE_OVERLAP);
-    let compute_us = micros(throughput.max(chain));
-    let total_us = soft_maximum(compute_us, hbm_us, DMA_OVERLAP) + launch_us;
-
-    let mut bounds = [
-        (Bound::Mxu, micros(mxu)),
-        (Bound::Vpu, micros(slots.alu)),
-        (Bound::Transcendental, micros(slots.transcendental)),
-        (Bound::CrossLane, micros(slots.cross_lane)),
-        (Bound::Vmem, micros(slots.load.max(slots.store))),
-        (Bound::Hbm, hbm_us),
-        (Bound::Latency, micros(chain)),
-        (Bound::Launch, launch_us),
+    let hbm = (step.read + step.write) * rounds;
+    let mxu = program.matrix_busy(chip) * rounds;
+    let [alu, transcendental, cross_lane, vmem] = Lane::VECTOR.map(|lane| program.lane_busy(lane) * rounds);
+    let (path, latency) = critical_path(&program);
+    let mut bounds: Vec<(Bound, f64)> = vec![
+        (Bound::Hbm, hbm),
+        (
+            Bound::Launch,
+            launch * chip.clock().get() / 1e6 + GRID_STEP_CYCLES * rounds,
+        ),
     ];
+    // A unit binds as far as it stands on the critical path; one that is busy all the time does so wherever it stands.
+    for (bound, on_path, busy) in [
+        (Bound::Mxu, path[0], mxu / rounds),
+        (Bound::Vpu, path[1], alu / rounds),
+        (Bound::Transcendental, path[2], transcendental / rounds),
+        (Bound::CrossLane, path[3], cross_lane / rounds),
+        (Bound::Vmem, path[4], vmem / rounds),
+        (Bound::Latency, latency, 0.0),
+    ] {
+        bounds.push((bound, on_path.max(busy) * rounds));
+    }
     bounds.sort_by(|a, b| b.1.total_cmp(&a.1));
     let ideal = matrix::ideal_cycles(chip, &kernel.work.matrix_flops) / cores_used as f64;
     KernelTime {
         total_us,
         mxu_us: micros(mxu),
-        vpu_us: micros(slots.busiest()),
-        transcendental_us: micros(slots.transcendental),
-        cross_lane_us: micros(slots.cross_lane),
-        slots,
-        hbm_us,
-        latency_us: micros(chain),
-        launch_us,
+        vpu_us: micros(alu.max(transcendental).max(cross_lane).max(vmem)),
+        alu_us: micros(alu),
+        transcendental_us: micros(transcendental),
+        cross_lane_us: micros(cross_lane),
+        vmem_us: micros(vmem),
+        hbm_us: micros(hbm),
+        latency_us: micros(latency * rounds),
+        launch_us: launch + micros(GRID_STEP_CYCLES * rounds),
         bound: bounds[0].0,
         next_bound: bounds[1].0,
         cores_used,
-        units_per_program: units as u64,
-        value_parts: parts,
-        working_set: working_set(kernel, parts, units as u64 * kernel.steps_per_program),
+        programs_per_core,
+        cut,
+        working_set: working_set(kernel, value_parts, units * chunks),
         mxu_lane: if mxu > 0.0 { (ideal / mxu).min(1.0) } else { 0.0 },
         mxu_achieved: micros(ideal) / total_us * (cores_used as f64 / cores as f64),
+        program,
+        pipeline,
         remarks,
+    }
+}
+
+/// Cycles of the critical path of a program spent on each unit (matrix, ALU, transcendental, cross-lane, load and store) and on latency.
+fn critical_path(program: &Program) -> ([f64; 5], f64) {
+    let mut on = [0.0; 5];
+    let mut latency = 0.0;
+    let last = (0..program.groups.len()).max_by(|&a, &b| {
+        program.groups[a]
+            .last_result()
+            .total_cmp(&program.groups[b].last_result())
+            .then(b.cmp(&a))
+    });
+    let Some(mut at) = last else { return (on, latency) };
+    let mut until = program.makespan;
+    loop {
+        let group = &program.groups[at];
+        // From the moment its lane is free to the moment the path goes on, the result is on its way.
+        latency += (until - group.end).max(0.0);
+        let occupied = (until.min(group.end) - group.start).max(0.0);
+        let longest = group
+            .lanes
+            .iter()
+            .max_by(|a, b| a.1.total_cmp(&b.1))
+            .map(|(lane, _)| *lane);
+        match longest {
+            Some(Lane::Mxu(_)) => on[0] += occupied,
+            Some(Lane::Vpu) => on[1] += occupied,
+            Some(Lane::Transcendental) => on[2] += occupied,
+            Some(Lane::CrossLane) => on[3] += occupied,
+            Some(Lane::Vmem | Lane::DmaIn | Lane::DmaOut) => on[4] += occupied,
+            None => latency += occupied,
+        }
+        until = group.start;
+        match (group.wait, group.waited_for) {
+            (Wait::Start | Wait::Dma, _) | (_, None) => return (on, latency),
+            (_, Some(before)) => at = before,
+        }
     }
 }
 
@@ -222,106 +277,4 @@ fn units_per_program(kernel: &Kernel, parallel: u64, parts: u64, cores: u64, cap
             .min(parallel / cores.max(1))
     });
     wanted.clamp(1, parallel.max(1))
-}
-
-/// Work of one unit in one step: the kernel's totals over the grid, the chain over the operations of the step.
-fn step_work(kernel: &Kernel, chip: &Chip, parts: u64) -> Step {
-    let steps = kernel.grid.steps().max(1) as f64;
-    let mut step = Step::default();
-    let mut finish = vec![0.0_f64; kernel.ops.len()];
-    let mut carried_finish = vec![0.0_f64; kernel.ops.len()];
-    for (i, op) in kernel.ops.iter().enumerate() {
-        let cost = operation(op, chip, parts);
-        let per_step = op.count as f64 / steps;
-        step.mxu += cost.mxu * per_step;
-        step.slots += cost.slots * per_step;
-        let start = op.after.iter().map(|&j| finish[j]).fold(0.0, f64::max);
-        let occupied = cost.mxu.max(cost.slots.busiest()) * per_step;
-        finish[i] = start + cost.latency + occupied;
-        if op.carried {
-            let start = op.after.iter().map(|&j| carried_finish[j]).fold(0.0, f64::max);
-            carried_finish[i] = start + cost.latency + occupied;
-        }
-    }
-    step.chain = finish.iter().copied().fold(0.0, f64::max);
-    step.carried_chain = carried_finish.iter().copied().fold(0.0, f64::max);
-    // The boundary of a kernel is loaded and stored once.
-    let register_bytes = 4.0 * chip.register_elements();
-    step.slots += vector::traffic(
-        chip,
-        kernel.read_bytes() as f64 / steps / register_bytes,
-        kernel.write_bytes() as f64 / steps / register_bytes,
-    );
-    step
-}
-
-struct OpCost {
-    mxu: f64,
-    slots: SlotCycles,
-    latency: f64,
-}
-
-fn operation(op: &KernelOp, chip: &Chip, parts: u64) -> OpCost {
-    let latency = &chip.latency;
-    match &op.kind {
-        OpKind::Product {
-            m,
-            k,
-            n,
-            dtype,
-            passes,
-        } => {
-            let columns = if op.value_columns { n.div_ceil(parts) } else { *n };
-            let registers =
-                |rows: u64, columns: u64| vector::registers_in_place(chip, rows as f64, columns as f64);
-            // Operands come from on-chip memory at their own width, results return as f32.
-            let packing = dtype.bytes() as f64 / 4.0;
-            let loaded = (registers(*m, *k) + registers(*k, columns)) * packing;
-            let stored = registers(*m, columns);
-            OpCost {
-                mxu: matrix::product_cycles(chip, *m, *k, columns, *dtype, *passes),
-                slots: vector::traffic(chip, loaded, stored),
-                latency: matrix::result_latency_cycles(chip),
-            }
-        }
-        OpKind::Vector {
-            dims,
-            cost,
-            cross_lane,
-            cross_lane_ops,
-        } => {
-            let mut slots = vector::operation(chip, dims, *cost, *cross_lane, *cross_lane_ops);
-            if op.value_columns {
-                slots = slots * (parts as f64).recip();
-            }
-            let lanes = if cross_lane.is_some() {
-                latency.cross_lane
-            } else {
-                0.0
-            };
-            let function = if cost.transcendental > 0.0 {
-                latency.transcendental
-            } else {
-                0.0
-            };
-            OpCost {
-                mxu: 0.0,
-                slots,
-                latency: latency.vector + lanes + function,
-            }
-        }
-        OpKind::Substitution { rows, columns } => {
-            let columns = if op.value_columns {
-                columns.div_ceil(parts)
-            } else {
-                *columns
-            };
-            let (slots, latency) = vector::substitution(chip, *rows, columns);
-            OpCost {
-                mxu: 0.0,
-                slots,
-                latency,
-            }
-        }
-    }
 }

@@ -1,19 +1,20 @@
-//! Device memory: time of a stream.
+//! Device memory: bandwidth of a stream.
 
-use crate::hardware::Chip;
-use crate::units::Seconds;
+use crate::hardware::{Architecture, Chip};
 
-/// Seconds to move `bytes` between device memory and the cores that take part.
+/// Share of the multiprocessors that saturates device memory: measured copies level off there.
+const SATURATING_SHARE: f64 = 0.25;
+
+/// Bytes per core cycle that one of `cores_used` working cores can draw from device memory.
 ///
-/// Model: achievable bandwidth of the device, of which `cores_used` cores can draw at most their share on a chip whose cores have memory ports of
-/// their own (TPU); any core of a GPU reaches every port, but a few cannot keep all of them busy.
+/// Model: achievable bandwidth of the device. A TPU core has memory ports of its own, so cores that idle leave their share unused; any multiprocessor of a
+/// GPU reaches every port, but a quarter of them is needed to keep all ports busy.
 #[must_use]
-pub fn stream_time(chip: &Chip, bytes: f64, cores_used: f64) -> Seconds {
+pub fn bytes_per_cycle(chip: &Chip, cores_used: u64) -> f64 {
     let cores = f64::from(chip.cores_per_device);
-    // A quarter of the SMs saturates the memory of the data-centre parts (measured copies level off there).
-    let share = match chip.architecture {
-        crate::hardware::Architecture::Tpu => cores_used / cores,
-        crate::hardware::Architecture::Gpu => (4.0 * cores_used / cores).min(1.0),
+    let per_core = match chip.architecture {
+        Architecture::Tpu => 1.0 / cores,
+        Architecture::Gpu => 1.0 / (cores_used as f64).max(SATURATING_SHARE * cores),
     };
-    Seconds(bytes / (chip.achievable_hbm_bandwidth_per_device().get() * share))
+    chip.achievable_hbm_bandwidth_per_device().get() * per_core / chip.clock().get()
 }

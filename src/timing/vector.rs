@@ -1,56 +1,95 @@
 //! Vector unit: slot-cycles of an operation.
+//!
+//! Slot classes (ALU, transcendental, cross-lane, load and store) issue side by side, each a lane of its own. An operation works on whole registers
+//! of `lanes x sublanes` elements, so small or oddly shaped tensors pay for the rest of the register.
 
+use super::unit::{Occupancy, Unit};
 use crate::hardware::Chip;
-use crate::kernels::VectorCost;
+use crate::kernels::OpKind;
 
-/// Cycles the slot classes of one core's vector unit are occupied.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct SlotCycles {
-    /// ALU slots.
-    pub alu: f64,
-    /// Transcendental slots.
-    pub transcendental: f64,
-    /// Cross-lane slots.
-    pub cross_lane: f64,
-    /// Load slots.
-    pub load: f64,
-    /// Store slots.
-    pub store: f64,
-}
+/// The vector unit of a core.
+pub struct VectorUnit;
 
-impl SlotCycles {
-    /// The busiest slot class: slots issue side by side.
-    #[must_use]
-    pub fn busiest(&self) -> f64 {
-        self.alu
-            .max(self.transcendental)
-            .max(self.cross_lane)
-            .max(self.load)
-            .max(self.store)
-    }
-}
-
-impl std::ops::AddAssign for SlotCycles {
-    fn add_assign(&mut self, other: Self) {
-        self.alu += other.alu;
-        self.transcendental += other.transcendental;
-        self.cross_lane += other.cross_lane;
-        self.load += other.load;
-        self.store += other.store;
-    }
-}
-
-impl std::ops::Mul<f64> for SlotCycles {
-    type Output = SlotCycles;
-    fn mul(self, factor: f64) -> SlotCycles {
-        SlotCycles {
-            alu: self.alu * factor,
-            transcendental: self.transcendental * factor,
-            cross_lane: self.cross_lane * factor,
-            load: self.load * factor,
-            store: self.store * factor,
+impl Unit for VectorUnit {
+    fn occupy(
+        &self,
+        chip: &Chip,
+        op: &OpKind,
+        value_columns: bool,
+        value_parts: u64,
+        occupancy: &mut Occupancy,
+    ) {
+        let slots = &chip.vector_unit.slots;
+        let latency = &chip.latency;
+        let share = if value_columns {
+            (value_parts as f64).recip()
+        } else {
+            1.0
+        };
+        let [alu, transcendental, cross, memory] = &mut occupancy.vector;
+        match op {
+            OpKind::Product { m, k, n, dtype, .. } => {
+                let columns = if value_columns {
+                    n.div_ceil(value_parts)
+                } else {
+                    *n
+                };
+                let registers =
+                    |rows: u64, columns: u64| registers_in_place(chip, rows as f64, columns as f64);
+                // Operands come from on-chip memory at their own width, results return as f32.
+                let packing = dtype.bytes() as f64 / 4.0;
+                let loaded = (registers(*m, *k) + registers(*k, columns)) * packing;
+                *memory += traffic(chip, loaded, registers(*m, columns));
+            }
+            OpKind::Vector {
+                dims,
+                cost,
+                cross_lane,
+                cross_lane_ops,
+            } => {
+                let count = registers(chip, dims) * share;
+                *alu += count * cost.alu / slots.alu;
+                *transcendental += count * cost.transcendental / slots.transcendental;
+                if let Some([rows, columns]) = *cross_lane {
+                    let moved = registers_in_place(chip, rows as f64, columns as f64) * share;
+                    *cross += moved * cross_lane_ops / slots.cross_lane;
+                    occupancy.latency += latency.cross_lane;
+                }
+                if cost.transcendental > 0.0 {
+                    occupancy.latency += latency.transcendental;
+                }
+                occupancy.latency += latency.vector;
+            }
+            OpKind::Substitution { rows, columns } => {
+                let columns = if value_columns {
+                    columns.div_ceil(value_parts)
+                } else {
+                    *columns
+                };
+                let across = (columns as f64 / f64::from(chip.vector_unit.lanes)).ceil();
+                let sublanes = u64::from(chip.vector_unit.sublanes);
+                let below: u64 = (1..*rows).map(|r| (rows - r).div_ceil(sublanes)).sum();
+                *alu += 2.0 * below as f64 * across / slots.alu;
+                let chain = rows.saturating_sub(1) as f64;
+                *cross += chain / slots.cross_lane;
+                occupancy.latency += chain * SUBSTITUTION_STEP_LATENCIES * latency.vector;
+            }
         }
     }
+}
+
+/// Vector latencies on the chain of one row of forward substitution.
+///
+/// Each solved row is multiplied into the rows below it and subtracted. The coefficients are known beforehand, so their way through the cross-lane
+/// unit is off the chain; on it are, per row, a multiply, a subtract and the row's way through on-chip memory to be read back on all sublanes, taken
+/// as four latencies.
+const SUBSTITUTION_STEP_LATENCIES: f64 = 6.0;
+
+/// Cycles of the load and store slots for `loaded` and `stored` registers; loads and stores issue side by side.
+#[must_use]
+pub fn traffic(chip: &Chip, loaded: f64, stored: f64) -> f64 {
+    let slots = &chip.vector_unit.slots;
+    (loaded / slots.load).max(stored / slots.store)
 }
 
 /// Registers a tensor fills: the fewest over all choices of two dimensions for sublanes and lanes, because the compiler chooses the layout.
@@ -87,57 +126,4 @@ pub fn registers(chip: &Chip, dims: &[usize]) -> f64 {
 pub fn registers_in_place(chip: &Chip, rows: f64, columns: f64) -> f64 {
     (rows / f64::from(chip.vector_unit.sublanes)).ceil()
         * (columns / f64::from(chip.vector_unit.lanes)).ceil()
-}
-
-/// Slot-cycles of an operation over `dims` at `cost` per register, plus cross-lane work over `[rows, columns]`.
-#[must_use]
-pub fn operation(
-    chip: &Chip,
-    dims: &[usize],
-    cost: VectorCost,
-    cross_lane: Option<[usize; 2]>,
-    cross_lane_ops: f64,
-) -> SlotCycles {
-    let slots = &chip.vector_unit.slots;
-    let count = registers(chip, dims);
-    let lanes = cross_lane.map_or(0.0, |[rows, columns]| {
-        registers_in_place(chip, rows as f64, columns as f64)
-    });
-    SlotCycles {
-        alu: count * cost.alu / slots.alu,
-        transcendental: count * cost.transcendental / slots.transcendental,
-        cross_lane: lanes * cross_lane_ops / slots.cross_lane,
-        ..SlotCycles::default()
-    }
-}
-
-/// Slot-cycles of loading `loaded` and storing `stored` registers.
-#[must_use]
-pub fn traffic(chip: &Chip, loaded: f64, stored: f64) -> SlotCycles {
-    let slots = &chip.vector_unit.slots;
-    SlotCycles {
-        load: loaded / slots.load,
-        store: stored / slots.store,
-        ..SlotCycles::default()
-    }
-}
-
-/// Slot-cycles and dependent latency of forward substitution of `rows` rows with `columns` right-hand sides.
-///
-/// Each solved row is multiplied into the rows below it and subtracted. The coefficients are known beforehand, so their way through the cross-lane
-/// unit is off the chain; on it are, per row, a multiply, a subtract and the row's way through on-chip memory to be read back on all sublanes, taken
-/// as four vector latencies.
-#[must_use]
-pub fn substitution(chip: &Chip, rows: u64, columns: u64) -> (SlotCycles, f64) {
-    let slots = &chip.vector_unit.slots;
-    let sublanes = u64::from(chip.vector_unit.sublanes);
-    let across = (columns as f64 / f64::from(chip.vector_unit.lanes)).ceil();
-    let below: u64 = (1..rows).map(|r| (rows - r).div_ceil(sublanes)).sum();
-    let cycles = SlotCycles {
-        alu: 2.0 * below as f64 * across / slots.alu,
-        cross_lane: rows.saturating_sub(1) as f64 / slots.cross_lane,
-        ..SlotCycles::default()
-    };
-    let step = 6.0 * chip.latency.vector;
-    (cycles, rows.saturating_sub(1) as f64 * step)
 }

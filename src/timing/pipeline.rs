@@ -1,0 +1,139 @@
+//! The programs of a core one after the other, with blocks moved by DMA in two buffers.
+//!
+//! The block of program `s` is fetched into the buffer that program `s - 2` has left, while program `s - 1` computes; results leave while the next
+//! program computes. Fetches and results share device memory, so their streams take turns. After a few programs the pattern repeats: the period is found once and
+//! multiplied, so the cost does not depend on the number of programs.
+
+/// Cycles of one program and its transfers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Step {
+    /// Compute, from the first operation to the last result, grid-step overhead included.
+    pub compute: f64,
+    /// Stream of the block that is read.
+    pub read: f64,
+    /// Stream of the block that is written.
+    pub write: f64,
+    /// From the start of a transfer to its first byte.
+    pub dma_latency: f64,
+}
+
+/// Times of one program of the pipeline, in cycles from the start of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct StepTimes {
+    /// Its block starts to stream in.
+    pub read_start: f64,
+    /// Its block is there.
+    pub read_end: f64,
+    /// It computes.
+    pub start: f64,
+    /// Its results are there.
+    pub end: f64,
+    /// Its results start to stream out.
+    pub write_start: f64,
+    /// Its results are in device memory.
+    pub write_end: f64,
+}
+
+/// The pipeline of `programs` programs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pipeline {
+    /// The first programs, up to where the pattern repeats.
+    pub head: Vec<StepTimes>,
+    /// Cycles per program once it repeats.
+    pub period: f64,
+    /// Cycles of the whole kernel.
+    pub total: f64,
+}
+
+/// Programs simulated before the pattern is taken to repeat: two buffers settle within a few.
+const HEAD: usize = 8;
+
+/// Runs the pipeline.
+///
+/// Device memory serves one stream at a time in a fixed order: the block after next, then the results of the program that has just ended. The
+/// latency of a transfer overlaps the stream before it.
+#[must_use]
+pub fn run(step: Step, programs: u64) -> Pipeline {
+    let count = usize::try_from(programs).unwrap_or(usize::MAX).min(HEAD);
+    let mut head = vec![StepTimes::default(); count];
+    let mut memory_free = 0.0_f64;
+    let mut stream = |ready: f64, cycles: f64| {
+        if cycles <= 0.0 {
+            return (ready, ready);
+        }
+        let start = (ready + step.dma_latency).max(memory_free);
+        memory_free = start + cycles;
+        (start, memory_free)
+    };
+    for times in head.iter_mut().take(2) {
+        (times.read_start, times.read_end) = stream(0.0, step.read);
+    }
+    for s in 0..count {
+        let before = s.checked_sub(1).map_or(0.0, |p| head[p].end);
+        let results_gone = s.checked_sub(2).map_or(0.0, |p| head[p].write_end);
+        head[s].start = before.max(head[s].read_end).max(results_gone);
+        head[s].end = head[s].start + step.compute;
+        let end = head[s].end;
+        if s + 2 < count {
+            (head[s + 2].read_start, head[s + 2].read_end) = stream(end, step.read);
+        }
+        (head[s].write_start, head[s].write_end) = stream(end, step.write);
+    }
+    let period = match count {
+        HEAD => (head[HEAD - 1].end - head[HEAD - 3].end) / 2.0,
+        _ => step.compute,
+    };
+    // What repeats in a period cannot be longer than it.
+    let period = period.max(step.compute).max(step.read + step.write);
+    let tail = head.last().map_or(0.0, |last| last.write_end.max(last.end));
+    let rest = programs.saturating_sub(count as u64) as f64;
+    Pipeline {
+        head,
+        period,
+        total: tail + rest * period,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn total(compute: f64, read: f64, write: f64, dma_latency: f64, programs: u64) -> f64 {
+        run(
+            Step {
+                compute,
+                read,
+                write,
+                dma_latency,
+            },
+            programs,
+        )
+        .total
+    }
+
+    #[test]
+    fn compute_bound_pipelines_hide_their_transfers() {
+        // First block in, n computes, last block out.
+        assert!((total(100.0, 10.0, 10.0, 0.0, 1000) - (10.0 + 1000.0 * 100.0 + 10.0)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn memory_bound_pipelines_stream_without_a_gap() {
+        let n = 1000.0;
+        let time = total(5.0, 40.0, 20.0, 0.0, 1000);
+        assert!(time >= n * 60.0 && time <= n * 60.0 + 200.0, "{time}");
+    }
+
+    #[test]
+    fn short_steps_pay_the_latency_of_a_transfer_every_other_step() {
+        // Two buffers: fetch and compute of every second step follow each other, (latency + read + compute) / 2 per step.
+        let n = 10_000.0;
+        let time = total(100.0, 10.0, 0.0, 500.0, 10_000);
+        assert!((time / n - 305.0).abs() < 1.0, "{}", time / n);
+    }
+
+    #[test]
+    fn one_program_is_read_computed_and_written() {
+        assert!((total(7.0, 3.0, 2.0, 1.0, 1) - (1.0 + 3.0 + 7.0 + 1.0 + 2.0)).abs() < 1e-12);
+    }
+}
