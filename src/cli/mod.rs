@@ -1,5 +1,6 @@
 //! The command line: one file per command, each a thin shell over the library.
 
+mod explain;
 pub mod hw;
 mod init;
 mod list;
@@ -73,6 +74,8 @@ pub struct Cli {
 enum Command {
     /// Time a workload on its chips, check its numerics, write a report
     Run(run::RunArgs),
+    /// Take one number of a run apart
+    Explain(explain::ExplainArgs),
     /// Accelerators: list, show, check, init
     #[command(subcommand)]
     Hw(HwCommand),
@@ -119,6 +122,7 @@ impl Cli {
         let format = self.global.format;
         match &self.command {
             Command::Run(args) => run::execute(&mut out, args, &self.global),
+            Command::Explain(args) => explain::execute(&mut out, args),
             Command::Hw(HwCommand::List) => hw::list(&mut out, format),
             Command::Hw(HwCommand::Show { name, clock, set }) => {
                 hw::show(&mut out, name, set, clock.as_deref(), format)

@@ -9,9 +9,13 @@ use clap::{Args, ValueEnum};
 use super::{Global, Outcome};
 use crate::config::{ConfigError, Document};
 use crate::hardware::{self, Chip};
+use crate::report::folder::Extra;
 use crate::report::table::Format;
-use crate::report::{csv, folder, json, text};
+use crate::report::{csv, folder, json, text, trace};
+use crate::study::RunError;
+use crate::study::schedules::schedules;
 use crate::study::{self, Chips, Extent, RunRequest};
+use crate::timing::check::check_kernel;
 use crate::workload::{self, Workload};
 
 /// How much of the numerics is executed.
@@ -37,6 +41,12 @@ pub(super) struct RunArgs {
     /// Folder of the report; `reports/<name>` where absent
     #[arg(long)]
     out: Option<PathBuf>,
+    /// Write the schedules as `trace.json` into the report, for Perfetto
+    #[arg(long)]
+    trace: bool,
+    /// Prove every schedule legal with the independent checker; exit code 1 if one is not
+    #[arg(long)]
+    check: bool,
     /// Execute the declared sample, the full layer, or nothing
     #[arg(long, value_enum, default_value_t)]
     numeric: NumericMode,
@@ -57,6 +67,9 @@ pub(super) fn execute(out: &mut impl Write, args: &RunArgs, global: &Global) -> 
     };
     let chips = load_chips(args, &loaded, &hardware_set)?;
     let target = report_folder(args, global, &loaded.0);
+    if args.trace && target.is_none() {
+        bail!("`--trace` writes into the report, and `--format json|csv` writes none; add `--out DIR`");
+    }
     if let Some(target) = &target {
         // Refuse before the work is done, not after.
         folder::check_target(target)?;
@@ -81,8 +94,16 @@ pub(super) fn execute(out: &mut impl Write, args: &RunArgs, global: &Global) -> 
         Format::Json => json::write(&mut *out, &result)?,
         Format::Csv => csv::write(&mut *out, &result)?,
     }
+    let trace = trace(args, &loaded.0, &chips)?;
     if let Some(target) = &target {
-        folder::write_report(target, &result)
+        let extras: Vec<Extra> = trace
+            .iter()
+            .map(|text| Extra {
+                name: "trace.json",
+                bytes: text.as_bytes(),
+            })
+            .collect();
+        folder::write_report_with(target, &result, &extras)
             .with_context(|| format!("cannot write the report `{}`", target.display()))?;
         global.say(&format!("report: {}", target.join("index.html").display()));
     }
@@ -92,6 +113,28 @@ pub(super) fn execute(out: &mut impl Write, args: &RunArgs, global: &Global) -> 
     } else {
         Outcome::Done
     })
+}
+
+/// The trace of the run where it is asked for, and the proof that its schedules are legal.
+fn trace(args: &RunArgs, workload: &Workload, chips: &Chips) -> anyhow::Result<Option<String>> {
+    if !args.trace && !args.check {
+        return Ok(None);
+    }
+    let chips: Vec<Chip> = chips.iter().map(|(chip, _)| chip.clone()).collect();
+    let plans = schedules(workload, &chips)?;
+    if args.check {
+        for plan in &plans {
+            for row in &plan.kernels {
+                check_kernel(&row.time).map_err(|illegal| RunError::Invariant {
+                    chip: plan.chip.name.clone(),
+                    plan: plan.plan.clone(),
+                    stage: row.kernel.label.clone(),
+                    what: illegal.to_string(),
+                })?;
+            }
+        }
+    }
+    Ok(args.trace.then(|| trace::to_string(&plans)))
 }
 
 /// Data formats print to stdout and write a report only where asked.

@@ -7,10 +7,13 @@
 //! | [`text`] | the report in a terminal |
 //! | [`csv`], [`json`] | data, described in `docs/formats.md` |
 //! | [`plot`] | the roofline picture and the stage bars |
+//! | [`trace`] | schedules for Perfetto |
+//! | [`timeline`], [`explain`] | one program, and one row of the table taken apart |
 //! | [`html`] | the one-file page |
 //! | [`folder`] | the report folder, written whole or not at all |
 
 pub mod csv;
+pub mod explain;
 #[cfg(test)]
 mod fixture;
 pub mod folder;
@@ -19,6 +22,8 @@ pub mod html;
 pub mod json;
 pub mod plot;
 pub mod text;
+pub mod timeline;
+pub mod trace;
 
 pub mod result;
 pub mod table;

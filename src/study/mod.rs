@@ -3,6 +3,7 @@
 pub mod check;
 mod recurrence;
 pub mod run;
+pub mod schedules;
 
 pub use check::{CheckError, Estimate, Extent, check, checked_layer, estimate};
 pub use run::{Chips, RunError, RunRequest, run};

@@ -129,7 +129,7 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
 }
 
 /// Kernels of every plan of a workload; the graph is built once.
-fn lower_all(workload: &Workload) -> Result<Vec<(Plan, Vec<Kernel>)>, RunError> {
+pub(super) fn lower_all(workload: &Workload) -> Result<Vec<(Plan, Vec<Kernel>)>, RunError> {
     let LayerGraph { graph, core } =
         mechanisms::build(&workload.layer).map_err(|source| RunError::Build {
             name: workload.name.clone(),

@@ -1,0 +1,64 @@
+//! `tpusim explain`: one number taken apart.
+
+use std::io::Write;
+
+use anyhow::bail;
+use clap::Args;
+
+use super::Outcome;
+use crate::config::suggestion;
+use crate::hardware;
+use crate::report::explain;
+use crate::study::schedules::schedules;
+use crate::workload;
+
+/// Arguments of `tpusim explain`.
+#[derive(Debug, Args)]
+pub(super) struct ExplainArgs {
+    /// Path of a workload file, or the name of a shipped one
+    workload: String,
+    /// Row of the stage table, for instance `op6` or `op2-7a`
+    stage: String,
+    /// Chip: a name or a path
+    #[arg(long)]
+    hw: String,
+    /// Plan, where several have the row
+    #[arg(long)]
+    plan: Option<String>,
+    /// Change a field of the workload (`layer.chunk=128`) or of the chip (`hw.matrix_unit.rows=128`)
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
+    set: Vec<String>,
+}
+
+pub(super) fn execute(out: &mut impl Write, args: &ExplainArgs) -> anyhow::Result<Outcome> {
+    let (hardware_set, workload_set): (Vec<&String>, Vec<&String>) = args
+        .set
+        .iter()
+        .partition(|assignment| assignment.starts_with("hw."));
+    let (workload, _) = workload::load(&args.workload, &workload_set)?;
+    let (chip, _) = hardware::load_with(&args.hw, &hardware_set)?;
+    let plans = schedules(&workload, std::slice::from_ref(&chip))?;
+    if let Some(wanted) = args
+        .plan
+        .as_deref()
+        .filter(|wanted| !plans.iter().any(|p| p.plan == *wanted))
+    {
+        let names: Vec<&str> = plans.iter().map(|p| p.plan.as_str()).collect();
+        bail!(
+            "unknown plan `{wanted}`; {}",
+            suggestion(wanted, &names, "plans of this workload")
+        );
+    }
+    let in_plan = |plan: &str| args.plan.as_deref().is_none_or(|wanted| wanted == plan);
+    let rows = plans.iter().filter(|p| in_plan(&p.plan)).flat_map(|p| &p.kernels);
+    let Some(found) = rows.clone().find(|row| row.kernel.label == args.stage) else {
+        let names: Vec<&str> = rows.map(|row| row.kernel.label.as_str()).collect();
+        bail!(
+            "unknown stage `{}`; {}",
+            args.stage,
+            suggestion(&args.stage, &names, "rows of this workload")
+        );
+    };
+    out.write_all(explain::render(&found.kernel, &found.time, &chip)?.as_bytes())?;
+    Ok(Outcome::Done)
+}
