@@ -216,6 +216,8 @@ pub struct Layer {
     pub gate_rank: usize,
     /// State the first chunk starts from.
     pub initial_state: InitialState,
+    /// Writes (Householder factors of the transition) per token; 1 but for `DeltaProduct`.
+    pub householder_steps: usize,
 }
 
 impl Layer {
@@ -237,10 +239,21 @@ impl Layer {
         self.chunks() * self.chunk
     }
 
-    /// Channels of queries, keys and values together.
+    /// Channels of queries, keys and values together: a query per token, a key and a value per write.
     #[must_use]
     pub fn qkv_width(&self) -> usize {
-        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+        let (keys, values) = (self.key_heads * self.key_dim, self.value_heads * self.value_dim);
+        keys + self.householder_steps * (keys + values)
+    }
+
+    /// The layer over writes in place of tokens: a sequence and chunks `householder_steps` times as long.
+    #[must_use]
+    pub fn micro_steps(&self) -> Layer {
+        Layer {
+            tokens: self.householder_steps * self.tokens,
+            chunk: self.householder_steps * self.chunk,
+            ..self.clone()
+        }
     }
 
     /// Bytes of the recurrent state of the whole layer, one sequence.

@@ -161,7 +161,8 @@ fn transfers(graph: &Graph, members: &BTreeSet<NodeId>) -> (Vec<Transfer>, Vec<T
 const STREAM_BLOCK_BYTES: u64 = 1 << 17;
 
 fn grid(graph: &Graph, members: &BTreeSet<NodeId>, reads: &[Transfer], writes: &[Transfer]) -> Grid {
-    let scan = members.iter().find_map(|&id| match &graph.node(id).op {
+    // Of several loops the one over the most heads: key heads may carry something of their own beside the states.
+    let scans = members.iter().filter_map(|&id| match &graph.node(id).op {
         Op::Scan(scan) => {
             let ty = &graph.node(id).results[scan.carries];
             let parallel = ty.shape.dims()[..scan.axis].iter().map(|&d| d as u64).product();
@@ -172,7 +173,7 @@ fn grid(graph: &Graph, members: &BTreeSet<NodeId>, reads: &[Transfer], writes: &
         }
         _ => None,
     });
-    if let Some(grid) = scan {
+    if let Some(grid) = scans.max_by_key(|grid| grid.parallel) {
         return grid;
     }
     // Kernels of the core without a scan run over (batch, head, chunk): the leading dimensions of their products.

@@ -13,7 +13,8 @@
 //! S' = diag(e^G_C) S0 + (X . e^(G_C - G))^T U         O = (Q . e^G) S0 + P U
 //! ```
 
-use super::gram::{self, GramOperands, expand};
+use super::gram::{self, Decays, GramOperands, expand};
+use super::layer::Qkv;
 use super::{Core, DeltaRuleInputs, GramExponent, Recurrence, append_inverse};
 use crate::dtype::Dtype;
 use crate::graph::{Builder, Function, Init, Precision, ReduceFunction, Role, Stage, Value};
@@ -22,18 +23,33 @@ use crate::layer::{DecayGate, GramVariant, InitialState, Layer, PivotRow, ReadCo
 /// Largest finite value of FP8 E4M3.
 const FP8_E4M3_MAX: f64 = 448.0;
 
+impl DeltaRuleInputs {
+    /// Write and read key are the key, the value is the value, the read convention is the layer's; neither step size nor decay. A mechanism changes
+    /// what it does differently.
+    #[must_use]
+    pub fn plain(layer: &Layer, qkv: &Qkv) -> Self {
+        DeltaRuleInputs {
+            query: qkv.query,
+            write_key: qkv.key,
+            read_key: qkv.key,
+            value: qkv.value,
+            step: None,
+            log_decay: None,
+            read: layer.read,
+        }
+    }
+}
+
 /// Appends stages op3 (cumulative sum) to op7a and declares the outputs `o` and `state`.
-pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
-    let dk = layer.key_dim;
+///
+/// `layer.chunk` is the number of keys of a chunk; the queries may be fewer ([`Layer::micro_steps`]).
+pub fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
     let c = layer.chunk;
     let act = layer.activations;
 
     b.stage(Stage::Gates);
-    let cumulative = b.cumulative_sum("G", inputs.log_decay, 4);
-    let read_cumulative = match layer.read {
-        ReadConvention::Decayed => cumulative,
-        ReadConvention::Undecayed => b.subtract("Gx", cumulative, inputs.log_decay),
-    };
+    let decays = inputs.log_decay.map(|log_decay| cumulate(b, inputs, log_decay));
+    let cumulative = decays.map(|d| d.cumulative);
 
     b.stage(Stage::Gram);
     let operands = GramOperands {
@@ -41,8 +57,7 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) ->
         read: inputs.read_key,
         write: inputs.write_key,
         step: inputs.step,
-        cumulative,
-        read_cumulative,
+        decays,
     };
     let (a, p) = gram::append(b, layer.gram, layer.pivot, act, operands);
     let p = b.cast("P_operand", p, act);
@@ -52,14 +67,10 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) ->
 
     b.stage(Stage::WyFactors);
     let t = b.cast("T_operand", t, act);
-    let value = b.cast("V_f32", inputs.value, Dtype::F32);
-    let y = b.multiply("Y", value, inputs.step);
+    let y = stepped(b, "Y", inputs.value, inputs.step);
     let y = b.cast("Y_operand", y, act);
-    let decay = b.exp("e^Gr", read_cumulative);
-    let decay = expand(b, "e^Gr", decay, dk);
-    let read = b.cast("R_f32", inputs.read_key, Dtype::F32);
-    let stepped = b.multiply("R", read, inputs.step);
-    let r = b.multiply("R . e^Gr", stepped, decay);
+    let r = stepped(b, "R", inputs.read_key, inputs.step);
+    let r = decayed(b, "R", r, "e^Gr", decays.map(|d| d.read_cumulative));
     let r = b.cast("R_operand", r, act);
     let u0 = b.matmul("U0", t, y, Precision::Default);
     let u0 = b.cast("U0_rounded", u0, act);
@@ -67,52 +78,47 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) ->
     let w = b.cast("W_rounded", w, act);
 
     b.stage(Stage::StateScan);
-    let last = b.slice("G_C", cumulative, 4, c - 1, 1);
-    let tail = b.subtract("G_C - G", last, cumulative);
-    let tail = b.exp("e^(G_C - G)", tail);
-    let tail = expand(b, "e^(G_C - G)", tail, dk);
-    let x = b.cast("X_f32", inputs.write_key, Dtype::F32);
-    let x = b.multiply("X . e^(G_C - G)", x, tail);
+    let last = cumulative.map(|g| b.slice("G_C", g, 4, c - 1, 1));
+    let tail = cumulative
+        .zip(last)
+        .map(|(g, last)| b.subtract("G_C - G", last, g));
+    let x = decayed(b, "X", inputs.write_key, "e^(G_C - G)", tail);
     let x = b.cast("X_operand", x, act);
-    let chunk_decay = b.exp("e^G_C", last);
-    let chunk_decay = expand(b, "e^G_C", chunk_decay, dk);
-    // One decay per key row of the state: a column vector.
-    let chunk_decay = b.transpose_minor("e^G_C_rows", chunk_decay);
+    let mut slices = vec![u0, w, x];
+    slices.extend(last.map(|last| {
+        let decay = b.exp("e^G_C", last);
+        let decay = expand(b, "e^G_C", decay, layer.key_dim);
+        // One decay per key row of the state: a column vector.
+        b.transpose_minor("e^G_C_rows", decay)
+    }));
     let (initial, initial_state) = initial_carry(b, layer, inputs);
-    let (carries, stacks) = b.scan(
-        "S",
-        3,
-        &initial,
-        &[u0, w, x, chunk_decay],
-        &[],
-        |body, carry, slice, _| {
-            let [u0, w, x, decay] = [slice[0], slice[1], slice[2], slice[3]];
-            let s = decode_state(body, layer.state, carry);
-            let operand = state_operand(body, layer, s, carry);
-            let ws = body.matmul("W S", w, operand, layer.state_precision);
-            let u0 = body.cast("U0_f32", u0, Dtype::F32);
-            let u = body.subtract("U", u0, ws);
-            let u = body.cast("U_rounded", u, act);
-            let s = body.cast("S_f32", s, Dtype::F32);
-            let decayed = body.multiply("D S", s, decay);
-            let update = body.matmul_at("X^T U", x, u, Precision::Default);
-            let next = body.add("S'", decayed, update);
-            let next = encode_state(body, layer.state, next);
-            let mut stacks = vec![u];
-            stacks.extend(carry);
-            (next, stacks)
-        },
-    );
+    let (carries, stacks) = b.scan("S", 3, &initial, &slices, &[], |body, carry, slice, _| {
+        let (u0, w, x) = (slice[0], slice[1], slice[2]);
+        let s = decode_state(body, layer.state, carry);
+        let operand = state_operand(body, layer, s, carry);
+        let ws = body.matmul("W S", w, operand, layer.state_precision);
+        let u0 = body.cast("U0_f32", u0, Dtype::F32);
+        let u = body.subtract("U", u0, ws);
+        let u = body.cast("U_rounded", u, act);
+        let s = body.cast("S_f32", s, Dtype::F32);
+        let s = match slice.get(3) {
+            Some(&decay) => body.multiply("D S", s, decay),
+            None => s,
+        };
+        let update = body.matmul_at("X^T U", x, u, Precision::Default);
+        let next = body.add("S'", s, update);
+        let next = encode_state(body, layer.state, next);
+        let mut stacks = vec![u];
+        stacks.extend(carry);
+        (next, stacks)
+    });
     let final_state = decode_state(b, layer.state, &carries);
     let final_state = b.cast("S_final", final_state, Dtype::F32);
 
     b.stage(Stage::Output);
     let entry = decode_state(b, layer.state, &stacks[1..]);
     let operand = state_operand(b, layer, entry, &stacks[1..]);
-    let head = b.exp("e^G", cumulative);
-    let head = expand(b, "e^G", head, dk);
-    let q = b.cast("Q_f32", inputs.query, Dtype::F32);
-    let q = b.multiply("Q . e^G", q, head);
+    let q = decayed(b, "Q", inputs.query, "e^G", decays.map(|d| d.query_cumulative));
     let q = b.cast("Q_operand", q, act);
     let inter = b.matmul("Q S0", q, operand, layer.state_precision);
     let intra = b.matmul("P U", p, stacks[0], Precision::Default);
@@ -124,18 +130,62 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) ->
     Core {
         recurrence: Recurrence::DeltaRule(inputs),
         value: inputs.value,
-        log_decay: Some(inputs.log_decay),
+        log_decay: inputs.log_decay,
         initial_state,
         output: o,
         final_state,
-        gram_exponent: gram_exponent(layer),
+        gram_exponent: decays.and_then(|_| gram_exponent(layer)),
     }
+}
+
+/// `G`, `Gr` and `G` at the queries, which stand at the last of the keys they share a token with.
+fn cumulate(b: &mut Builder, inputs: DeltaRuleInputs, log_decay: Value) -> Decays {
+    let cumulative = b.cumulative_sum("G", log_decay, 4);
+    let read_cumulative = match inputs.read {
+        ReadConvention::Decayed => cumulative,
+        ReadConvention::Undecayed => b.subtract("Gx", cumulative, log_decay),
+    };
+    let queries = b.dims(inputs.query)[4];
+    let mut dims = b.dims(cumulative);
+    let per_query = dims[4] / queries.max(1);
+    let query_cumulative = if per_query == 1 {
+        cumulative
+    } else {
+        dims.splice(4..5, [queries, per_query]);
+        let by_query = b.reshape("G_by_query", cumulative, dims.clone());
+        let last = b.slice("G_last", by_query, 5, per_query - 1, 1);
+        dims.remove(5);
+        b.reshape("G_query", last, dims)
+    };
+    Decays {
+        cumulative,
+        read_cumulative,
+        query_cumulative,
+    }
+}
+
+/// `value` times the step size, in f32; as it is where it has the step size in it.
+fn stepped(b: &mut Builder, name: &str, value: Value, step: Option<Value>) -> Value {
+    let Some(step) = step else { return value };
+    let value = b.cast(&format!("{name}_f32"), value, Dtype::F32);
+    b.multiply(name, value, step)
+}
+
+/// `value . e^exponent` in f32, `factor` being the name of the exponential; as it is where nothing decays.
+fn decayed(b: &mut Builder, name: &str, value: Value, factor: &str, exponent: Option<Value>) -> Value {
+    let Some(exponent) = exponent else { return value };
+    let channels = b.shape(value).from_end(0);
+    let decay = b.exp(factor, exponent);
+    let decay = expand(b, factor, decay, channels);
+    let value = b.cast(&format!("{name}_f32"), value, Dtype::F32);
+    b.multiply(&format!("{name} . {factor}"), value, decay)
 }
 
 /// Rows over which decay accumulates on one side of the pivot, for the Gram variants that factor the exponential.
 fn gram_exponent(layer: &Layer) -> Option<GramExponent> {
     let block = match layer.gram {
-        GramVariant::Folded => layer.chunk,
+        // Of the micro-steps of a token only the first decays.
+        GramVariant::Folded => layer.chunk / layer.householder_steps,
         GramVariant::Pivot => gram::PIVOT_BLOCK.min(layer.chunk),
         GramVariant::ScalarMask
         | GramVariant::Broadcast
@@ -155,14 +205,8 @@ fn gram_exponent(layer: &Layer) -> Option<GramExponent> {
 
 fn initial_carry(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> (Vec<Value>, Option<Value>) {
     let value = b.dims(inputs.value);
-    let decay = b.dims(inputs.log_decay);
-    let dims = vec![
-        value[0],
-        value[1],
-        value[2].max(decay[2]),
-        layer.key_dim,
-        value[5],
-    ];
+    let shared = inputs.log_decay.map_or(1, |decay| b.dims(decay)[2]);
+    let dims = vec![value[0], value[1], value[2].max(shared), layer.key_dim, value[5]];
     match layer.initial_state {
         InitialState::Given => {
             let state = b.input("S_0", dims, Dtype::F32, Role::State, Init::Normal { std: 1.0 });

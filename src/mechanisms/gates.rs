@@ -6,16 +6,16 @@ use crate::layer::{DecayGate, Layer};
 
 /// How the parameters of a decay gate start out.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct GateInit {
+pub struct GateInit {
     /// `A`, one per group, as its logarithm.
-    pub(super) rate: Init,
+    pub rate: Init,
     /// Bias, one per channel.
-    pub(super) bias: Init,
+    pub bias: Init,
 }
 
 impl GateInit {
     /// KDA and GDN layers: `A` uniform in [1, 16], time steps log-uniform in [1e-3, 1e-1] (flash-linear-attention).
-    pub(super) const TIME_STEP: GateInit = GateInit {
+    pub const TIME_STEP: GateInit = GateInit {
         rate: Init::LogUniform { low: 1.0, high: 16.0 },
         bias: Init::TimeStepBias {
             low: 1e-3,
@@ -23,7 +23,7 @@ impl GateInit {
         },
     };
     /// SLA: nothing is published. Slopes around 1 and biases in [-4, 0] spread the gate over its range.
-    pub(super) const SIGMOID: GateInit = GateInit {
+    pub const SIGMOID: GateInit = GateInit {
         rate: Init::LogUniform { low: 0.5, high: 2.0 },
         bias: Init::Uniform { low: -4.0, high: 0.0 },
     };
@@ -33,7 +33,7 @@ impl GateInit {
 ///
 /// `softplus`: `-exp(A) softplus(raw + bias)`; `bounded`: `bound sigmoid(exp(A) (raw + bias))`. `A` has one entry per group, `bias` one per
 /// channel.
-pub(super) fn log_decay(
+pub fn log_decay(
     b: &mut Builder,
     layer: &Layer,
     raw: Value,
@@ -70,7 +70,7 @@ pub(super) fn log_decay(
 }
 
 /// Step sizes `[B, T, heads]` (f32) from their projection: `sigmoid`, doubled where negative eigenvalues are allowed.
-pub(super) fn step_size(b: &mut Builder, layer: &Layer, raw: Value) -> Value {
+pub fn step_size(b: &mut Builder, layer: &Layer, raw: Value) -> Value {
     b.stage(Stage::Gates);
     let step = b.map("beta", Function::Sigmoid, raw);
     if layer.negative_eigenvalues {

@@ -7,6 +7,7 @@
 //!
 //! `G` is the inclusive cumulative log decay of the chunk, `Gr` is `G` (decayed reads) or the exclusive sum (undecayed). Exponentials of
 //! differences never overflow; factored forms `exp(G_i - mu) exp(mu - G_j)` do when decay accumulates too far on one side of the pivot `mu`.
+//! Without decay both are masked products. There may be fewer queries than keys: with `n` keys per query, query `i` sees `j < (i + 1) n`.
 
 use crate::dtype::Dtype;
 use crate::graph::{Builder, Mask, Precision, Value};
@@ -18,21 +19,30 @@ pub(super) const PIVOT_BLOCK: usize = 16;
 /// Operands of the Gram matrices, in core layout.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct GramOperands {
-    /// Queries `[B, Hk, 1, N, C, dk]`.
+    /// Queries `[B, Hk, 1, N, Cq, dk]`, `Cq` a divisor of `C`.
     pub(super) query: Value,
     /// Read keys without step size `[B, Hk, 1, N, C, dk]`.
     pub(super) read: Value,
     /// Write keys `[B, Hk, 1, N, C, dk]`.
     pub(super) write: Value,
-    /// Step sizes `[B, Hk, R, N, C, 1]`, f32.
-    pub(super) step: Value,
-    /// Cumulative log decay `[B, Hk, R, N, C, g]`, f32.
-    pub(super) cumulative: Value,
-    /// Cumulative log decay of the read side, the same shape.
-    pub(super) read_cumulative: Value,
+    /// Step sizes `[B, Hk, R, N, C, 1]`, f32, where the read keys lack them.
+    pub(super) step: Option<Value>,
+    /// Decays, where there are any.
+    pub(super) decays: Option<Decays>,
 }
 
-/// `(A, P)`, both `[B, Hk, R, N, C, C]` in f32.
+/// Cumulative log decays of a chunk, f32.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Decays {
+    /// `G [B, Hk, R, N, C, g]`.
+    pub(super) cumulative: Value,
+    /// `Gr`, of the read side, the same shape.
+    pub(super) read_cumulative: Value,
+    /// `G` at the queries `[B, Hk, R, N, Cq, g]`.
+    pub(super) query_cumulative: Value,
+}
+
+/// `A [B, Hk, R, N, C, C]` and `P [B, Hk, R, N, Cq, C]` in f32. With fewer queries than keys only the variants for one decay per head are built.
 pub(super) fn append(
     b: &mut Builder,
     variant: GramVariant,
@@ -40,42 +50,67 @@ pub(super) fn append(
     operand_dtype: Dtype,
     ops: GramOperands,
 ) -> (Value, Value) {
-    let (a, p) = match variant {
-        GramVariant::ScalarMask => scalar_mask(b, ops),
-        GramVariant::Broadcast => broadcast(b, ops),
-        GramVariant::Pivot => pivots(b, pivot, operand_dtype, ops),
-        GramVariant::PivotCausal => causal_pivots(b, operand_dtype, ops),
-        GramVariant::Folded => folded(b, pivot, operand_dtype, ops),
-        GramVariant::TileMasks => tile_masks(b, ops),
+    let (a, p) = match ops.decays {
+        None => products(b, operand_dtype, ops),
+        Some(decays) => match variant {
+            GramVariant::ScalarMask => scalar_mask(b, operand_dtype, ops, decays),
+            GramVariant::Broadcast => broadcast(b, ops, decays),
+            GramVariant::Pivot => pivots(b, pivot, operand_dtype, ops, decays),
+            GramVariant::PivotCausal => causal_pivots(b, operand_dtype, ops, decays),
+            GramVariant::Folded => folded(b, pivot, operand_dtype, ops, decays),
+            GramVariant::TileMasks => tile_masks(b, operand_dtype, ops, decays),
+        },
     };
     let a = b.select("A_lower", Mask::StrictlyLower, a, 0.0);
-    let p = b.select("P_lower", Mask::Lower, p, 0.0);
-    (b.multiply("A", a, ops.step), p)
+    let p = causal(b, "P_lower", p, 0.0);
+    let a = match ops.step {
+        Some(step) => b.multiply("A", a, step),
+        None => a,
+    };
+    (a, p)
 }
 
-/// `exp(rows_i - columns_j)` for `j <= i`, 0 elsewhere, from `[.., C, 1]` columns.
-fn decay_mask(b: &mut Builder, name: &str, rows: Value, columns: Value) -> Value {
+/// Keeps what a row may see of `value [.., r, c]`: columns `j < (i + 1) c / r` of row `i`.
+fn causal(b: &mut Builder, name: &str, value: Value, fill: f64) -> Value {
+    let dims = b.dims(value);
+    let (rows, columns) = (b.shape(value).from_end(1), b.shape(value).from_end(0));
+    if rows == columns {
+        return b.select(name, Mask::Lower, value, fill);
+    }
+    let mut by_row = dims.clone();
+    by_row.pop();
+    by_row.extend([rows, columns / rows]);
+    let by_row = b.reshape(&format!("{name}_by_row"), value, by_row);
+    let kept = b.select(name, Mask::LowerPairs, by_row, fill);
+    b.reshape(&format!("{name}_full"), kept, dims)
+}
+
+/// `exp(rows_i - columns_j)` where row `i` may see column `j`, 0 elsewhere, from `[.., C, 1]` columns.
+pub(super) fn decay_mask(b: &mut Builder, name: &str, rows: Value, columns: Value) -> Value {
     let columns = b.transpose_minor(&format!("{name}_columns"), columns);
     let difference = b.subtract(&format!("{name}_difference"), rows, columns);
-    let causal = b.select(
-        &format!("{name}_causal"),
-        Mask::Lower,
-        difference,
-        f64::NEG_INFINITY,
-    );
+    let causal = causal(b, &format!("{name}_causal"), difference, f64::NEG_INFINITY);
     b.exp(name, causal)
 }
 
+/// The products alone: `R X^T` and `Q X^T`.
+fn products(b: &mut Builder, dtype: Dtype, ops: GramOperands) -> (Value, Value) {
+    let read = b.cast("R_rounded", ops.read, dtype);
+    (
+        b.matmul_bt("R X^T", read, ops.write, Precision::Default),
+        b.matmul_bt("Q X^T", ops.query, ops.write, Precision::Default),
+    )
+}
+
 /// One product per Gram and one `C x C` mask; the raw products are shared by the value heads of a key head.
-fn scalar_mask(b: &mut Builder, ops: GramOperands) -> (Value, Value) {
-    let raw_a = b.matmul_bt("R X^T", ops.read, ops.write, Precision::Default);
-    let raw_p = b.matmul_bt("Q X^T", ops.query, ops.write, Precision::Default);
-    let mask = decay_mask(b, "M", ops.cumulative, ops.cumulative);
-    let read_mask = if ops.read_cumulative == ops.cumulative {
+fn scalar_mask(b: &mut Builder, dtype: Dtype, ops: GramOperands, decays: Decays) -> (Value, Value) {
+    let (raw_a, raw_p) = products(b, dtype, ops);
+    let mask = decay_mask(b, "M", decays.query_cumulative, decays.cumulative);
+    let read_mask = if decays.read_cumulative == decays.query_cumulative {
         mask
     } else {
         // Row 0 of the exclusive sum is zero, its diagonal exceeds one; A keeps only j < i.
-        decay_mask(b, "M_read", ops.read_cumulative, ops.cumulative)
+        decay_mask(b, "M_read", decays.read_cumulative, decays.cumulative)
     };
     (
         b.multiply("A_masked", raw_a, read_mask),
@@ -84,10 +119,10 @@ fn scalar_mask(b: &mut Builder, ops: GramOperands) -> (Value, Value) {
 }
 
 /// Exponentials of every pair of rows and channel, summed over channels on the vector unit.
-fn broadcast(b: &mut Builder, ops: GramOperands) -> (Value, Value) {
+fn broadcast(b: &mut Builder, ops: GramOperands, decays: Decays) -> (Value, Value) {
     let dims = b.dims(ops.query);
     let (c, dk) = (dims[4], dims[5]);
-    let g = expand(b, "G", ops.cumulative, dk);
+    let g = expand(b, "G", decays.cumulative, dk);
     let pair = |b: &mut Builder, name: &str, value: Value, row: bool| {
         let mut d = b.dims(value);
         let at = if row { 5 } else { 4 };
@@ -110,10 +145,10 @@ fn broadcast(b: &mut Builder, ops: GramOperands) -> (Value, Value) {
         b.multiply(&format!("{name}_weights"), x, decay)
     };
     let p_weights = weights(b, "P", g);
-    let a_weights = if ops.read_cumulative == ops.cumulative {
+    let a_weights = if decays.read_cumulative == decays.cumulative {
         p_weights
     } else {
-        let gr = expand(b, "Gr", ops.read_cumulative, dk);
+        let gr = expand(b, "Gr", decays.read_cumulative, dk);
         weights(b, "A", gr)
     };
     let sum = |b: &mut Builder, name: &str, rows: Value, weights: Value| {
@@ -132,16 +167,22 @@ fn broadcast(b: &mut Builder, ops: GramOperands) -> (Value, Value) {
 }
 
 /// 16-row blocks against all rows of the chunk: block `i` uses pivot `mu_i`, a row of the block.
-fn pivots(b: &mut Builder, pivot: PivotRow, dtype: Dtype, ops: GramOperands) -> (Value, Value) {
+fn pivots(
+    b: &mut Builder,
+    pivot: PivotRow,
+    dtype: Dtype,
+    ops: GramOperands,
+    decays: Decays,
+) -> (Value, Value) {
     let dims = b.dims(ops.query);
     let (c, dk) = (dims[4], dims[5]);
     let block = PIVOT_BLOCK.min(c);
     let blocks = c / block;
-    let g = expand(b, "G", ops.cumulative, dk);
-    let gr = if ops.read_cumulative == ops.cumulative {
+    let g = expand(b, "G", decays.cumulative, dk);
+    let gr = if decays.read_cumulative == decays.cumulative {
         g
     } else {
-        expand(b, "Gr", ops.read_cumulative, dk)
+        expand(b, "Gr", decays.read_cumulative, dk)
     };
     let split = |b: &mut Builder, name: &str, value: Value| {
         let mut d = b.dims(value);
@@ -199,16 +240,16 @@ fn pivots(b: &mut Builder, pivot: PivotRow, dtype: Dtype, ops: GramOperands) -> 
 
 /// Pivots only below the diagonal blocks (pivot: first row of the block, so no exponent is positive); diagonal blocks
 /// element by element, row after row, with the `j <= i` pairs only.
-fn causal_pivots(b: &mut Builder, dtype: Dtype, ops: GramOperands) -> (Value, Value) {
+fn causal_pivots(b: &mut Builder, dtype: Dtype, ops: GramOperands, decays: Decays) -> (Value, Value) {
     let dims = b.dims(ops.query);
     let (c, dk) = (dims[4], dims[5]);
     let block = PIVOT_BLOCK.min(c);
     let blocks = c / block;
-    let g = expand(b, "G", ops.cumulative, dk);
-    let gr = if ops.read_cumulative == ops.cumulative {
+    let g = expand(b, "G", decays.cumulative, dk);
+    let gr = if decays.read_cumulative == decays.cumulative {
         g
     } else {
-        expand(b, "Gr", ops.read_cumulative, dk)
+        expand(b, "Gr", decays.read_cumulative, dk)
     };
     let q = b.cast("Q_f32", ops.query, Dtype::F32);
     let r = b.cast("R_f32", ops.read, Dtype::F32);
@@ -305,25 +346,32 @@ fn causal_pivots(b: &mut Builder, dtype: Dtype, ops: GramOperands) -> (Value, Va
 }
 
 /// One stacked product: decays relative to one pivot per chunk are folded into the operands.
-fn folded(b: &mut Builder, pivot: PivotRow, dtype: Dtype, ops: GramOperands) -> (Value, Value) {
-    let dims = b.dims(ops.query);
+fn folded(
+    b: &mut Builder,
+    pivot: PivotRow,
+    dtype: Dtype,
+    ops: GramOperands,
+    decays: Decays,
+) -> (Value, Value) {
+    let dims = b.dims(ops.write);
     let (c, dk) = (dims[4], dims[5]);
+    let queries = b.dims(ops.query)[4];
     let at = match pivot {
         PivotRow::Middle => c / 2,
         PivotRow::First => 0,
     };
-    let mu = b.slice("mu", ops.cumulative, 4, at, 1);
-    let rows = b.subtract("G - mu", ops.cumulative, mu);
+    let mu = b.slice("mu", decays.cumulative, 4, at, 1);
+    let rows = b.subtract("G - mu", decays.query_cumulative, mu);
     let row_factor = b.exp("e^(G - mu)", rows);
     let row_factor = expand(b, "e^(G - mu)", row_factor, dk);
-    let read_factor = if ops.read_cumulative == ops.cumulative {
+    let read_factor = if decays.read_cumulative == decays.query_cumulative {
         row_factor
     } else {
-        let rows = b.subtract("Gr - mu", ops.read_cumulative, mu);
+        let rows = b.subtract("Gr - mu", decays.read_cumulative, mu);
         let factor = b.exp("e^(Gr - mu)", rows);
         expand(b, "e^(Gr - mu)", factor, dk)
     };
-    let columns = b.subtract("mu - G", mu, ops.cumulative);
+    let columns = b.subtract("mu - G", mu, decays.cumulative);
     let column_factor = b.exp("e^(mu - G)", columns);
     let column_factor = expand(b, "e^(mu - G)", column_factor, dk);
     let scaled = |b: &mut Builder, name: &str, value: Value, factor: Value| {
@@ -337,16 +385,16 @@ fn folded(b: &mut Builder, pivot: PivotRow, dtype: Dtype, ops: GramOperands) -> 
     let stacked = b.concatenate("QR", &[q, r], 4);
     let products = b.matmul_bt("QR X^T", stacked, x, Precision::Default);
     (
-        b.slice("A_full", products, 4, c, c),
-        b.slice("P_full", products, 4, 0, c),
+        b.slice("A_full", products, 4, queries, c),
+        b.slice("P_full", products, 4, 0, queries),
     )
 }
 
 /// One product of depth `dk / G` and one mask per tile, summed.
-fn tile_masks(b: &mut Builder, ops: GramOperands) -> (Value, Value) {
+fn tile_masks(b: &mut Builder, dtype: Dtype, ops: GramOperands, decays: Decays) -> (Value, Value) {
     let dims = b.dims(ops.query);
     let (c, dk) = (dims[4], dims[5]);
-    let tiles = b.shape(ops.cumulative).from_end(0);
+    let tiles = b.shape(decays.cumulative).from_end(0);
     let width = dk / tiles;
     let by_tile = |b: &mut Builder, name: &str, value: Value, width: usize| {
         let mut d = b.dims(value);
@@ -354,15 +402,16 @@ fn tile_masks(b: &mut Builder, ops: GramOperands) -> (Value, Value) {
         let value = b.reshape(&format!("{name}_split"), value, d);
         b.transpose(&format!("{name}_tiles"), value, [0, 1, 2, 3, 5, 4, 6])
     };
-    let g = by_tile(b, "G", ops.cumulative, 1);
+    let g = by_tile(b, "G", decays.cumulative, 1);
     let q = by_tile(b, "Q", ops.query, width);
-    let r = by_tile(b, "R", ops.read, width);
+    let read = b.cast("R_rounded", ops.read, dtype);
+    let r = by_tile(b, "R", read, width);
     let x = by_tile(b, "X", ops.write, width);
     let mask = decay_mask(b, "M", g, g);
-    let read_mask = if ops.read_cumulative == ops.cumulative {
+    let read_mask = if decays.read_cumulative == decays.cumulative {
         mask
     } else {
-        let gr = by_tile(b, "Gr", ops.read_cumulative, 1);
+        let gr = by_tile(b, "Gr", decays.read_cumulative, 1);
         decay_mask(b, "M_read", gr, g)
     };
     let gram = |b: &mut Builder, name: &str, rows: Value, mask: Value| {

@@ -47,18 +47,12 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
     let log_decay = core_layout(b, layer, "l_core", log_decay, heads, 1, layer.key_dim);
     let step = core_layout(b, layer, "beta_core", step, heads, sharing, 1);
 
-    let core = delta_rule::append(
-        b,
-        layer,
-        DeltaRuleInputs {
-            query: qkv.query,
-            write_key: qkv.key,
-            read_key: qkv.key,
-            value: qkv.value,
-            step,
-            log_decay,
-        },
-    );
+    let inputs = DeltaRuleInputs {
+        step: Some(step),
+        log_decay: Some(log_decay),
+        ..DeltaRuleInputs::plain(layer, &qkv)
+    };
+    let core = delta_rule::append(b, layer, inputs);
     output(b, layer, core.output, projected.output_gate, Function::Sigmoid);
     core
 }

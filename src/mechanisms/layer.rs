@@ -10,13 +10,13 @@ const L2_EPSILON: f64 = 1e-6;
 const RMS_EPSILON: f64 = 1e-5;
 
 /// Projects `x [B, T, d]` to `width` channels in f32: `[B, T, width]`.
-pub(super) fn project(b: &mut Builder, layer: &Layer, x: Value, name: &str, width: usize) -> Value {
+pub fn project(b: &mut Builder, layer: &Layer, x: Value, name: &str, width: usize) -> Value {
     let weight = weight(b, layer, &format!("W_{name}"), layer.model_width, width);
     b.matmul(name, x, weight, Precision::Default)
 }
 
 /// Projects `x` through `gate_rank` channels to `width`: `[B, T, width]` in f32.
-pub(super) fn project_low_rank(b: &mut Builder, layer: &Layer, x: Value, name: &str, width: usize) -> Value {
+pub fn project_low_rank(b: &mut Builder, layer: &Layer, x: Value, name: &str, width: usize) -> Value {
     let down = weight(
         b,
         layer,
@@ -42,17 +42,17 @@ fn weight(b: &mut Builder, layer: &Layer, name: &str, rows: usize, columns: usiz
 }
 
 /// Outputs of [`projections`].
-pub(super) struct Projected {
+pub struct Projected {
     /// The layer's input `[B, T, d]`.
-    pub(super) x: Value,
+    pub x: Value,
     /// Queries, keys and values before the convolution `[B, T, E]`.
-    pub(super) qkv: Value,
+    pub qkv: Value,
     /// Output gate before its activation `[B, T, Hv dv]`, where the layer has one.
-    pub(super) output_gate: Option<Value>,
+    pub output_gate: Option<Value>,
 }
 
 /// Stage op1 without the mechanism's own gates.
-pub(super) fn projections(b: &mut Builder, layer: &Layer) -> Projected {
+pub fn projections(b: &mut Builder, layer: &Layer) -> Projected {
     b.stage(Stage::Projections);
     let x = b.input(
         "x",
@@ -74,17 +74,26 @@ pub(super) fn projections(b: &mut Builder, layer: &Layer) -> Projected {
 }
 
 /// Queries, keys and values in core layout.
-pub(super) struct Qkv {
+pub struct Qkv {
     /// `[B, Hk, 1, N, C, dk]`, unit length times `dk^-1/2`.
-    pub(super) query: Value,
-    /// `[B, Hk, 1, N, C, dk]`, unit length.
-    pub(super) key: Value,
-    /// `[B, Hk, R, N, C, dv]`, or packed `[B, Hk, 1, N, C, R dv]`.
-    pub(super) value: Value,
+    pub query: Value,
+    /// `[B, Hk, 1, N, n C, dk]` with `n` writes per token, unit length unless left free.
+    pub key: Value,
+    /// `[B, Hk, R, N, n C, dv]`, or packed `[B, Hk, 1, N, n C, R dv]`.
+    pub value: Value,
 }
 
 /// Stage op2: causal convolution, `SiLU`, L2 norm of queries and keys.
-pub(super) fn convolution(b: &mut Builder, layer: &Layer, qkv: Value, packed: bool) -> Qkv {
+pub fn convolution(b: &mut Builder, layer: &Layer, qkv: Value, packed: bool) -> Qkv {
+    convolve(b, layer, qkv, packed, true)
+}
+
+/// [`convolution`] that leaves the keys at the length they have.
+pub fn convolution_of_free_keys(b: &mut Builder, layer: &Layer, qkv: Value, packed: bool) -> Qkv {
+    convolve(b, layer, qkv, packed, false)
+}
+
+fn convolve(b: &mut Builder, layer: &Layer, qkv: Value, packed: bool, unit_keys: bool) -> Qkv {
     b.stage(Stage::Convolution);
     let width = layer.qkv_width();
     let taps = b.input(
@@ -104,33 +113,40 @@ pub(super) fn convolution(b: &mut Builder, layer: &Layer, qkv: Value, packed: bo
         layer.key_heads * layer.key_dim,
         layer.value_heads * layer.value_dim,
     );
+    let writes = layer.householder_steps;
     let query = b.slice("q_channels", activated, 2, 0, keys);
-    let key = b.slice("k_channels", activated, 2, keys, keys);
-    let value = b.slice("v_channels", activated, 2, 2 * keys, values);
+    let key = b.slice("k_channels", activated, 2, keys, writes * keys);
+    let value = b.slice("v_channels", activated, 2, (1 + writes) * keys, writes * values);
     let query = unit_length(b, layer, "q", query);
     let query = b.scale("q_scaled", query, (layer.key_dim as f64).sqrt().recip());
-    let key = unit_length(b, layer, "k", key);
-    let heads = layer.key_heads;
-    let chunked = |b: &mut Builder, name: &str, value: Value, shared: usize, channels: usize| {
-        let rounded = b.cast(&format!("{name}_rounded"), value, layer.activations);
-        core_layout(b, layer, name, rounded, heads, shared, channels)
-    };
-    let query = chunked(b, "Q", query, 1, layer.key_dim);
-    let key = chunked(b, "K", key, 1, layer.key_dim);
-    let sharing = layer.sharing();
-    let value = if packed {
-        chunked(b, "V", value, 1, sharing * layer.value_dim)
+    let key = if unit_keys {
+        unit_length(b, layer, "k", key)
     } else {
-        chunked(b, "V", value, sharing, layer.value_dim)
+        key
+    };
+    let heads = layer.key_heads;
+    let chunked =
+        |b: &mut Builder, layer: &Layer, name: &str, value: Value, shared: usize, channels: usize| {
+            let rounded = b.cast(&format!("{name}_rounded"), value, layer.activations);
+            core_layout(b, layer, name, rounded, heads, shared, channels)
+        };
+    let (writes, sharing) = (layer.micro_steps(), layer.sharing());
+    let query = chunked(b, layer, "Q", query, 1, layer.key_dim);
+    let key = chunked(b, &writes, "K", key, 1, layer.key_dim);
+    let value = if packed {
+        chunked(b, &writes, "V", value, 1, sharing * layer.value_dim)
+    } else {
+        chunked(b, &writes, "V", value, sharing, layer.value_dim)
     };
     Qkv { query, key, value }
 }
 
 fn unit_length(b: &mut Builder, layer: &Layer, name: &str, channels: Value) -> Value {
+    let heads = b.shape(channels).from_end(0) / layer.key_dim;
     let per_head = b.reshape(
         &format!("{name}_heads"),
         channels,
-        [layer.batch, layer.tokens, layer.key_heads, layer.key_dim],
+        [layer.batch, layer.tokens, heads, layer.key_dim],
     );
     let squared = b.multiply(&format!("{name}_squared"), per_head, per_head);
     let length = b.sum_minor(&format!("{name}_length2"), squared);
@@ -149,7 +165,7 @@ fn unit_length(b: &mut Builder, layer: &Layer, name: &str, channels: Value) -> V
 
 /// Brings `[B, T, heads * shared * channels]` (any grouping of the trailing extents) into core layout
 /// `[B, heads, shared, N, C, channels]`, the last chunk padded with zeros.
-pub(super) fn core_layout(
+pub fn core_layout(
     b: &mut Builder,
     layer: &Layer,
     name: &str,
@@ -195,7 +211,7 @@ fn token_layout(b: &mut Builder, layer: &Layer, core_output: Value) -> Value {
 }
 
 /// Stages op7b and op7c: RMS norm per value head, output gate, output projection. Returns `y [B, T, d]`.
-pub(super) fn output(
+pub fn output(
     b: &mut Builder,
     layer: &Layer,
     core_output: Value,

@@ -5,17 +5,26 @@
 //! (projections, convolution, output norm) is in [`layer`]; the chunk form of the delta rule is in [`delta_rule`], with its
 //! variants in [`gram`] and [`inverse`].
 //!
+//! All of these are public, so that a mechanism can live in another crate: docs/add-a-mechanism.md builds one.
+//!
 //! Layout inside the core: `[batch, key head, value head of the key head, chunk, row, channel]`. A quantity that value heads share
 //! has extent 1 in the third dimension; a packed mechanism puts the values of a key head side by side into one wide channel
 //! dimension, so its third dimension is 1 everywhere.
 
-mod delta_rule;
-mod gates;
+mod comba;
+pub mod delta_rule;
+mod deltanet;
+mod deltaproduct;
+pub mod gates;
 mod gdn;
+mod gdn2;
 mod gram;
 mod inverse;
+mod kaczmarz;
 mod kda;
-mod layer;
+pub mod layer;
+mod preconditioned_delta;
+mod q_delta;
 mod registry;
 mod sla;
 
@@ -23,14 +32,27 @@ pub use inverse::append_inverse;
 pub use registry::{Defaults, Mechanism, fields};
 
 use crate::graph::{BuildError, Builder, Graph, Stage, Value};
-use crate::layer::{GramVariant, Layer};
+use crate::layer::{GramVariant, Layer, ReadConvention};
 
 /// Every mechanism, in the order they are listed to people.
-pub const ALL: &[&Mechanism] = &[&gdn::MECHANISM, &kda::MECHANISM, &sla::MECHANISM];
+pub const ALL: &[&Mechanism] = &[
+    &gdn::MECHANISM,
+    &kda::MECHANISM,
+    &sla::MECHANISM,
+    &deltanet::MECHANISM,
+    &deltaproduct::MECHANISM,
+    &gdn2::MECHANISM,
+    &q_delta::MECHANISM,
+    &kaczmarz::MECHANISM,
+    &comba::MECHANISM,
+    &preconditioned_delta::MECHANISM,
+];
 
 /// How finely the decay is resolved along the key channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Granularity {
+    /// No decay.
+    None,
     /// One decay for the whole key.
     Scalar,
     /// One decay per tile of channels.
@@ -43,7 +65,7 @@ pub enum Granularity {
 /// All in core layout, padded rows included.
 #[derive(Debug, Clone, Copy)]
 pub enum Recurrence {
-    /// `u = beta (v - r S~)`, `S = D S + x^T u`, `o = q S`.
+    /// `u = beta (v - r S~)`, `S = D S + x^T u`, `o = q S`; with several keys per query, `o` after the last of them.
     DeltaRule(DeltaRuleInputs),
 }
 
@@ -52,26 +74,32 @@ impl Recurrence {
     #[must_use]
     pub fn values(&self) -> Vec<Value> {
         match self {
-            Recurrence::DeltaRule(i) => vec![i.query, i.write_key, i.read_key, i.value, i.step, i.log_decay],
+            Recurrence::DeltaRule(i) => [i.query, i.write_key, i.read_key, i.value]
+                .into_iter()
+                .chain(i.step)
+                .chain(i.log_decay)
+                .collect(),
         }
     }
 }
 
-/// Inputs of the delta rule.
+/// Inputs of the delta rule. Operands may be f32 or the format of the activations; keys and queries of matrix products are rounded to the latter.
 #[derive(Debug, Clone, Copy)]
 pub struct DeltaRuleInputs {
-    /// Queries `[B, Hk, 1, N, C, dk]`, scaled.
+    /// Queries `[B, Hk, 1, N, Cq, dk]`, scaled, in the format of the activations; `Cq` is `C`, or `C / n` with `n` keys per query.
     pub query: Value,
-    /// Write keys `[B, Hk, 1, N, C, dk]`.
+    /// Write keys `[B, Hk, 1, N, C, dk]`, in the format of the activations.
     pub write_key: Value,
     /// Read keys without the step size `[B, Hk, 1, N, C, dk]`.
     pub read_key: Value,
     /// Values without the step size `[B, Hk, R, N, C, width]`.
     pub value: Value,
-    /// Step sizes `[B, Hk, R, N, C, 1]`, f32.
-    pub step: Value,
-    /// Log decays `[B, Hk, R, N, C, g]`, f32, with `g` 1, the number of tiles, or `dk`.
-    pub log_decay: Value,
+    /// Step sizes `[B, Hk, R, N, C, 1]`, f32; absent where read key and value have them in them.
+    pub step: Option<Value>,
+    /// Log decays `[B, Hk, R, N, C, g]`, f32, with `g` 1, the number of tiles, or `dk`; absent where nothing decays.
+    pub log_decay: Option<Value>,
+    /// The state the prediction is read from.
+    pub read: ReadConvention,
 }
 
 /// The exponent that operands of a factored Gram reach.
@@ -126,6 +154,8 @@ pub struct Core {
 #[must_use]
 pub fn gram_variants(granularity: Granularity) -> &'static [GramVariant] {
     match granularity {
+        // Without decay the mask is one of zeros and ones.
+        Granularity::None => &[GramVariant::ScalarMask],
         Granularity::Scalar => &[GramVariant::ScalarMask, GramVariant::Folded],
         Granularity::Tiles(_) => &[
             GramVariant::Folded,

@@ -33,6 +33,15 @@ pub mod fields {
         "read",
         "negative_eigenvalues",
     ];
+    /// Delta rule whose read convention is part of the mechanism, or makes no difference.
+    pub const DELTA_ONE_READ: &[&str] = &[
+        "inverse",
+        "inverse_precision",
+        "neumann_steps",
+        "negative_eigenvalues",
+    ];
+    /// Several writes per token.
+    pub const HOUSEHOLDER: &[&str] = &["householder_steps"];
 }
 
 /// Usual values of the optional fields that differ between mechanisms.

@@ -94,7 +94,7 @@ pub fn check(workload: &Workload, extent: Extent) -> Result<NumericResult, Check
     keep.extend(core.log_decay);
     keep.extend(core.initial_state);
     let exact = execute(graph, &inputs, &keep, Arithmetic::Exact)?;
-    let (reference_output, reference_state) = recurrence::by_token(&built, &layer, &exact)?;
+    let (reference_output, reference_state) = recurrence::by_token(&built, &exact)?;
     let largest_decay = core
         .log_decay
         .and_then(|value| exact.values.get(&value))

@@ -1,10 +1,10 @@
 //! Running the token recurrence of a mechanism's family on the values of an execution, head by head.
 
-use ndarray::{Array2, ArrayD, Axis, Ix2};
+use ndarray::{Array2, ArrayD, Axis, Ix2, Slice};
 
 use super::check::{CheckError, tensor};
 use crate::graph::Value;
-use crate::layer::{Layer, ReadConvention};
+use crate::layer::ReadConvention;
 use crate::mechanisms::{DeltaRuleInputs, LayerGraph, Recurrence};
 use crate::numerics::reference::{self, Read};
 use crate::numerics::{Execution, Tensor};
@@ -15,32 +15,26 @@ use crate::numerics::{Execution, Tensor};
 /// Where a value does not have the shape its family needs: a fault of the mechanism.
 pub(super) fn by_token(
     built: &LayerGraph,
-    layer: &Layer,
     exact: &Execution<f64>,
 ) -> Result<(ArrayD<f64>, ArrayD<f64>), CheckError> {
     let output_shape = built.graph.ty(built.core.output).shape.clone();
     let state_shape = built.graph.ty(built.core.final_state).shape.clone();
     let (o, s) = (output_shape.dims(), state_shape.dims());
     let (mut output, mut state) = (ArrayD::zeros(o), ArrayD::zeros(s));
-    let (rows, key_rows, width) = (o[3] * o[4], s[3], s[4]);
+    let (key_rows, width) = (s[3], s[4]);
     for batch in 0..o[0] {
         for key_head in 0..o[1] {
             for value_head in 0..o[2] {
                 let head = Head {
                     exact,
                     at: [batch, key_head, value_head],
-                    rows,
                 };
                 let initial = match built.core.initial_state {
-                    Some(initial) => Head {
-                        rows: key_rows,
-                        ..head
-                    }
-                    .rows(initial, "initial state")?,
+                    Some(initial) => head.rows(initial, "initial state")?,
                     None => Array2::zeros((key_rows, width)),
                 };
                 let result = match &built.core.recurrence {
-                    Recurrence::DeltaRule(inputs) => delta_rule(inputs, layer, &head, &initial)?,
+                    Recurrence::DeltaRule(inputs) => delta_rule(inputs, &head, &initial)?,
                 };
                 put(&mut output, head.at, &result.outputs);
                 put(&mut state, head.at, &result.state);
@@ -52,26 +46,46 @@ pub(super) fn by_token(
 
 fn delta_rule(
     inputs: &DeltaRuleInputs,
-    layer: &Layer,
     head: &Head<'_>,
     initial: &Array2<f64>,
 ) -> Result<reference::Recurrence, CheckError> {
-    let query = head.rows(inputs.query, "query")?;
     let write_key = head.rows(inputs.write_key, "write key")?;
-    let step = head.rows(inputs.step, "step size")?;
-    let read_key = head.rows(inputs.read_key, "read key")? * &step;
-    let value = head.rows(inputs.value, "value")? * &step;
-    let decay = channels(head.rows(inputs.log_decay, "log decay")?, query.ncols());
-    let read = match layer.read {
+    let mut read_key = head.rows(inputs.read_key, "read key")?;
+    let mut value = head.rows(inputs.value, "value")?;
+    if let Some(step) = inputs.step {
+        let step = head.rows(step, "step size")?;
+        read_key = read_key * &step;
+        value = value * &step;
+    }
+    let decay = match inputs.log_decay {
+        Some(decay) => channels(head.rows(decay, "log decay")?, write_key.ncols()),
+        None => Array2::zeros(write_key.dim()),
+    };
+    let read = match inputs.read {
         ReadConvention::Decayed => Read::Decayed,
         ReadConvention::Undecayed => Read::Undecayed,
     };
-    reference::delta_rule(&query, &write_key, &read_key, &value, &decay, initial, read).map_err(|e| {
-        CheckError::Shape {
+    // A query reads after the last write of its token.
+    let queries = head.rows(inputs.query, "query")?;
+    let writes = (write_key.nrows() / queries.nrows().max(1)).max(1);
+    if queries.nrows() * writes != write_key.nrows() || queries.ncols() != write_key.ncols() {
+        return Err(CheckError::Shape {
+            what: "query",
+            problem: format!("{:?} against write keys {:?}", queries.dim(), write_key.dim()),
+        });
+    }
+    let mut query = Array2::zeros(write_key.dim());
+    let last = Slice::new(writes as isize - 1, None, writes as isize);
+    query.slice_axis_mut(Axis(0), last).assign(&queries);
+    let mut result = reference::delta_rule(&query, &write_key, &read_key, &value, &decay, initial, read)
+        .map_err(|e| CheckError::Shape {
             what: "recurrence",
             problem: e.to_string(),
-        }
-    })
+        })?;
+    if writes > 1 {
+        result.outputs = result.outputs.slice_axis(Axis(0), last).to_owned();
+    }
+    Ok(result)
 }
 
 /// One head of core-layout tensors.
@@ -80,11 +94,10 @@ struct Head<'a> {
     exact: &'a Execution<f64>,
     /// Batch, key head, value head of the key head.
     at: [usize; 3],
-    rows: usize,
 }
 
 impl Head<'_> {
-    /// The part of a tensor that belongs to this head, as `[rows, channels]`; extents of 1 are shared.
+    /// The part of a tensor that belongs to this head, as `[rows, channels]`, rows of all chunks together; leading extents of 1 are shared.
     fn rows(&self, value: Value, what: &'static str) -> Result<Array2<f64>, CheckError> {
         let whole: &Tensor<f64> = tensor(self.exact, value, what)?;
         let fault = |e: ndarray::ShapeError| CheckError::Shape {
@@ -96,10 +109,11 @@ impl Head<'_> {
             let at = if part.shape()[0] == 1 { 0 } else { index };
             part = part.index_axis_move(Axis(0), at);
         }
-        let columns = part.len() / self.rows.max(1);
+        let columns = part.shape().last().map_or(1, |&c| c.max(1));
+        let rows = part.len() / columns;
         let flat = part
             .to_owned()
-            .into_shape_with_order((self.rows, columns))
+            .into_shape_with_order((rows, columns))
             .map_err(fault)?;
         flat.into_dimensionality::<Ix2>().map_err(fault)
     }

@@ -96,6 +96,7 @@ struct LayerFile {
     output_gate: Option<OutputGate>,
     gate_rank: Option<Size>,
     initial_state: Option<InitialState>,
+    householder_steps: Option<Size>,
 }
 
 /// What a program of a kernel with a carried state works on.
@@ -135,6 +136,8 @@ struct PublishedFile {
 
 /// Largest extent of a dimension; products of extents stay within 64-bit counts below it.
 const LARGEST_EXTENT: usize = 1 << 28;
+/// Most writes per token: beyond any published model, and small enough that the chunk stays a chunk.
+const MOST_HOUSEHOLDER_STEPS: usize = 64;
 /// Largest count of multiply-adds of a layer: far above any machine, far below overflow.
 const LARGEST_LAYER: u128 = 1 << 60;
 
@@ -426,6 +429,18 @@ fn layer(
     let output_gate = defaults.or(file.output_gate, "output_gate", usual.output_gate);
     let gate_rank = defaults.or(file.gate_rank.map(|s| s.0), "gate_rank", value_dim);
     let initial_state = defaults.or(file.initial_state, "initial_state", InitialState::Zero);
+    let householder_steps = if mechanism.uses("householder_steps") {
+        defaults.or(file.householder_steps.map(|s| s.0), "householder_steps", 2)
+    } else {
+        1
+    };
+    if householder_steps > MOST_HOUSEHOLDER_STEPS {
+        complain(
+            "householder_steps",
+            format!("expected at most {MOST_HOUSEHOLDER_STEPS}, found `{householder_steps}`"),
+        );
+        return None;
+    }
     let neumann_steps = match (inverse, file.neumann_steps) {
         (InverseVariant::Neumann, Some(Size(steps))) => steps,
         (InverseVariant::Neumann, None) => {
@@ -483,6 +498,7 @@ fn layer(
         output_gate,
         gate_rank,
         initial_state,
+        householder_steps,
     };
     let variants = gram_variants((mechanism.granularity)(&layer));
     layer.gram = defaults.or(file.gram, "gram", variants[0]);
@@ -498,6 +514,7 @@ fn layer(
                 layer.gram.name(),
                 mechanism.name,
                 match (mechanism.granularity)(&layer) {
+                    Granularity::None => "none".to_owned(),
                     Granularity::Scalar => "one decay".to_owned(),
                     Granularity::Tiles(tiles) => format!("{tiles} decays"),
                     Granularity::Channel => "a decay per channel".to_owned(),
@@ -523,11 +540,17 @@ fn layer(
             | InverseVariant::TwoLevel
             | InverseVariant::BlockDoubling
     );
-    if doubles && !chunk.is_power_of_two() {
+    let rows = layer.micro_steps().chunk;
+    if doubles && !rows.is_power_of_two() {
+        let found = if householder_steps == 1 {
+            format!("`{chunk}`")
+        } else {
+            format!("`{chunk}` times {householder_steps} writes per token")
+        };
         complain(
             "chunk",
             format!(
-                "`inverse: {}` doubles its blocks; expected a power of two, found `{chunk}`",
+                "`inverse: {}` doubles its blocks; expected a power of two, found {found}",
                 inverse.name()
             ),
         );
@@ -543,6 +566,7 @@ fn optional_fields() -> impl Iterator<Item = &'static str> {
         fields::DECAY,
         fields::TILES,
         fields::DELTA,
+        fields::HOUSEHOLDER,
     ]
     .into_iter()
     .flatten()

@@ -15,6 +15,20 @@ const SHIPPED: &[(&str, &str)] = &[
     ("gdn", include_str!("../../workloads/gdn.yaml")),
     ("sla_r4_chip", include_str!("../../workloads/sla_r4_chip.yaml")),
     ("kda_chip", include_str!("../../workloads/kda_chip.yaml")),
+    ("sla_r1", include_str!("../../workloads/sla_r1.yaml")),
+    ("sla_r8", include_str!("../../workloads/sla_r8.yaml")),
+    ("kda_softplus", include_str!("../../workloads/kda_softplus.yaml")),
+    ("gdn_grouped", include_str!("../../workloads/gdn_grouped.yaml")),
+    ("deltanet", include_str!("../../workloads/deltanet.yaml")),
+    ("deltaproduct", include_str!("../../workloads/deltaproduct.yaml")),
+    ("gdn2", include_str!("../../workloads/gdn2.yaml")),
+    ("q_delta", include_str!("../../workloads/q_delta.yaml")),
+    ("kaczmarz", include_str!("../../workloads/kaczmarz.yaml")),
+    ("comba", include_str!("../../workloads/comba.yaml")),
+    (
+        "preconditioned_delta",
+        include_str!("../../workloads/preconditioned_delta.yaml"),
+    ),
 ];
 
 /// Names of the shipped workloads.
