@@ -147,6 +147,10 @@ pub fn check(workload: &Workload, extent: Extent) -> Result<NumericResult, Check
             );
             (sentence, Some(if worst.is_finite() { worst } else { here }))
         }
+        None if !layer.mechanism.uses("gram") => (
+            "the decay is constant or absent: no exponential is formed and none can overflow".to_owned(),
+            None,
+        ),
         None => (
             format!(
                 "the {} Gram forms differences before the exponential and cannot overflow",

@@ -13,6 +13,12 @@ const SHIPPED: &[(&str, &str)] = &[
     ("sla_r2", include_str!("../../workloads/sla_r2.yaml")),
     ("kda", include_str!("../../workloads/kda.yaml")),
     ("gdn", include_str!("../../workloads/gdn.yaml")),
+    ("linear_attention", include_str!("../../workloads/linear_attention.yaml")),
+    ("retnet", include_str!("../../workloads/retnet.yaml")),
+    ("gla", include_str!("../../workloads/gla.yaml")),
+    ("mamba2", include_str!("../../workloads/mamba2.yaml")),
+    ("rwkv6", include_str!("../../workloads/rwkv6.yaml")),
+    ("rwkv7", include_str!("../../workloads/rwkv7.yaml")),
     ("sla_r4_chip", include_str!("../../workloads/sla_r4_chip.yaml")),
     ("kda_chip", include_str!("../../workloads/kda_chip.yaml")),
 ];
