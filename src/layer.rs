@@ -151,6 +151,18 @@ pub enum OutputGate {
     None,
 }
 
+/// Function applied to queries and keys of linear attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FeatureMap {
+    /// `elu(x) + 1`: positive.
+    Elu1,
+    /// `max(x, 0)`.
+    Relu,
+    /// `x`.
+    Identity,
+}
+
 /// State the first chunk starts from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -214,6 +226,14 @@ pub struct Layer {
     pub output_gate: OutputGate,
     /// Rank of low-rank gates.
     pub gate_rank: usize,
+    /// Rank of low-rank projections of decays and step sizes (GLA, RWKV).
+    pub decay_rank: usize,
+    /// Rank of the data-dependent token-shift mixes (RWKV6).
+    pub mix_rank: usize,
+    /// Feature map of queries and keys (linear attention).
+    pub feature_map: FeatureMap,
+    /// Whether outputs are divided by `q_t . sum k` (linear attention).
+    pub normaliser: bool,
     /// State the first chunk starts from.
     pub initial_state: InitialState,
     /// Writes (Householder factors of the transition) per token; 1 but for `DeltaProduct`.
@@ -275,8 +295,8 @@ impl Layer {
         } else {
             String::new()
         };
-        format!(
-            "{} B={} T={} d={} key heads {}x{} value heads {}x{} chunk {}{tiles}, {} activations, {} state, {} Gram, {} inverse",
+        let mut line = format!(
+            "{} B={} T={} d={} key heads {}x{} value heads {}x{} chunk {}{tiles}, {} activations, {} state",
             self.mechanism.name,
             self.batch,
             self.tokens,
@@ -288,8 +308,13 @@ impl Layer {
             self.chunk,
             self.activations,
             self.state.name(),
-            self.gram.name(),
-            self.inverse.name(),
-        )
+        );
+        if self.mechanism.uses("gram") {
+            line += &format!(", {} Gram", self.gram.name());
+        }
+        if self.mechanism.uses("inverse") {
+            line += &format!(", {} inverse", self.inverse.name());
+        }
+        line
     }
 }

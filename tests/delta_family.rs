@@ -471,7 +471,7 @@ fn kaczmarz_with_unit_keys_is_gdn() {
             }
         }
         for (name, tensor) in [("x", x), ("W_qkv", weight), ("conv_taps", taps)] {
-            inputs.insert(named(graph, name).node, tensor);
+            inputs.insert(named(graph, name).node, tensor.into_shared());
         }
         inputs
     });

@@ -9,12 +9,14 @@ mod build;
 mod op;
 mod shape;
 mod stage;
+mod table;
 pub mod work;
 
 pub use build::{BuildError, Builder};
 pub use op::{Function, Init, Mask, Op, Precision, ReduceFunction, Role, Scan, matmul_dtype};
 pub use shape::{Shape, TensorType};
 pub use stage::Stage;
+pub use table::{Table, retention_decay};
 pub use work::Work;
 
 use petgraph::Direction;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Graph;
+use super::{Graph, Table};
 use crate::dtype::Dtype;
 
 /// Matrix products of f32 operands, decomposed into bf16 passes as the TPU compiler does
@@ -219,6 +219,8 @@ pub enum Init {
         /// Largest time step.
         high: f64,
     },
+    /// Known before the layer runs, whatever the seed.
+    Table(Table),
 }
 
 /// A loop with a carried state, a body and a trip count.

@@ -15,13 +15,11 @@
 
 use super::gram::{self, Decays, GramOperands, expand};
 use super::layer::Qkv;
+use super::state::{decode_state, encode_state, initial_carry, state_operand};
 use super::{Core, DeltaRuleInputs, GramExponent, Recurrence, append_inverse};
 use crate::dtype::Dtype;
-use crate::graph::{Builder, Function, Init, Precision, ReduceFunction, Role, Stage, Value};
-use crate::layer::{DecayGate, GramVariant, InitialState, Layer, PivotRow, ReadConvention, StateFormat};
-
-/// Largest finite value of FP8 E4M3.
-const FP8_E4M3_MAX: f64 = 448.0;
+use crate::graph::{Builder, Precision, Stage, Value};
+use crate::layer::{DecayGate, Layer, ReadConvention};
 
 impl DeltaRuleInputs {
     /// Write and read key are the key, the value is the value, the read convention is the layer's; neither step size nor decay. A mechanism changes
@@ -91,7 +89,10 @@ pub fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
         // One decay per key row of the state: a column vector.
         b.transpose_minor("e^G_C_rows", decay)
     }));
-    let (initial, initial_state) = initial_carry(b, layer, inputs);
+    let value = b.dims(inputs.value);
+    let shared = inputs.log_decay.map_or(1, |decay| b.dims(decay)[2]);
+    let state = [value[0], value[1], value[2].max(shared), layer.key_dim, value[5]];
+    let (initial, initial_state) = initial_carry(b, layer, state);
     let (carries, stacks) = b.scan("S", 3, &initial, &slices, &[], |body, carry, slice, _| {
         let (u0, w, x) = (slice[0], slice[1], slice[2]);
         let s = decode_state(body, layer.state, carry);
@@ -181,95 +182,11 @@ fn decayed(b: &mut Builder, name: &str, value: Value, factor: &str, exponent: Op
     b.multiply(&format!("{name} . {factor}"), value, decay)
 }
 
-/// Rows over which decay accumulates on one side of the pivot, for the Gram variants that factor the exponential.
+/// Exponent of the Gram operands at the decay the gate allows.
 fn gram_exponent(layer: &Layer) -> Option<GramExponent> {
-    let block = match layer.gram {
-        // Of the micro-steps of a token only the first decays.
-        GramVariant::Folded => layer.chunk / layer.householder_steps,
-        GramVariant::Pivot => gram::PIVOT_BLOCK.min(layer.chunk),
-        GramVariant::ScalarMask
-        | GramVariant::Broadcast
-        | GramVariant::PivotCausal
-        | GramVariant::TileMasks => return None,
-    };
-    let rows = match layer.pivot {
-        PivotRow::Middle => block / 2,
-        PivotRow::First => block - 1,
-    };
     let largest_decay = match layer.decay_gate {
         DecayGate::Bounded => -layer.decay_bound,
         DecayGate::Softplus => f64::INFINITY,
     };
-    Some(GramExponent { rows, largest_decay })
-}
-
-fn initial_carry(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> (Vec<Value>, Option<Value>) {
-    let value = b.dims(inputs.value);
-    let shared = inputs.log_decay.map_or(1, |decay| b.dims(decay)[2]);
-    let dims = vec![value[0], value[1], value[2].max(shared), layer.key_dim, value[5]];
-    match layer.initial_state {
-        InitialState::Given => {
-            let state = b.input("S_0", dims, Dtype::F32, Role::State, Init::Normal { std: 1.0 });
-            (encode_state(b, layer.state, state), Some(state))
-        }
-        InitialState::Zero => {
-            let zero = |b: &mut Builder, dims: &[usize], dtype| b.fill("S_0", dims.to_vec(), dtype, 0.0);
-            let carry = match layer.state {
-                StateFormat::F32 => vec![zero(b, &dims, Dtype::F32)],
-                StateFormat::Bf16 => vec![zero(b, &dims, Dtype::Bf16)],
-                StateFormat::RowFp8 => {
-                    let codes = zero(b, &dims, Dtype::Fp8E4m3);
-                    let mut scale_dims = dims.clone();
-                    scale_dims[4] = 1;
-                    vec![codes, zero(b, &scale_dims, Dtype::F32)]
-                }
-            };
-            (carry, None)
-        }
-    }
-}
-
-/// The carried tensors of a state `[.., dk, width]` in f32: itself, rounded, or FP8 codes with a scale per row.
-fn encode_state(b: &mut Builder, format: StateFormat, state: Value) -> Vec<Value> {
-    match format {
-        StateFormat::F32 => vec![state],
-        StateFormat::Bf16 => vec![b.cast("S_bf16", state, Dtype::Bf16)],
-        StateFormat::RowFp8 => {
-            let minor = b.shape(state).rank() - 1;
-            let magnitude = b.map("|S|", Function::Abs, state);
-            let largest = b.reduce("row_max", ReduceFunction::Maximum, magnitude, minor);
-            let scale = b.scale("row_scale", largest, FP8_E4M3_MAX.recip());
-            let divisor = b.map("row_scale_nonzero", Function::NonZeroOr1, scale);
-            let inverse = b.map("row_scale_inverse", Function::Reciprocal, divisor);
-            let scaled = b.multiply("S_scaled", state, inverse);
-            // The reciprocal may round up, so the largest element of a row can exceed the format's maximum by one ulp.
-            let clipped = b.map("S_clipped", Function::MinimumConstant(FP8_E4M3_MAX), scaled);
-            let clipped = b.map(
-                "S_clipped_below",
-                Function::MaximumConstant(-FP8_E4M3_MAX),
-                clipped,
-            );
-            vec![b.cast("S_codes", clipped, Dtype::Fp8E4m3), scale]
-        }
-    }
-}
-
-/// The state behind carried tensors: as it is, or codes times row scales in f32.
-fn decode_state(b: &mut Builder, format: StateFormat, carry: &[Value]) -> Value {
-    match format {
-        StateFormat::F32 | StateFormat::Bf16 => carry[0],
-        StateFormat::RowFp8 => {
-            let codes = b.cast("S_codes_f32", carry[0], Dtype::F32);
-            b.multiply("S_decoded", codes, carry[1])
-        }
-    }
-}
-
-/// The state as a matrix operand: f32 states stay f32 and take `state_precision` passes, others are bf16.
-fn state_operand(b: &mut Builder, layer: &Layer, state: Value, carry: &[Value]) -> Value {
-    match layer.state {
-        StateFormat::F32 => state,
-        StateFormat::Bf16 => carry[0],
-        StateFormat::RowFp8 => b.cast("S_operand", state, layer.activations),
-    }
+    gram::exponent(layer, largest_decay)
 }

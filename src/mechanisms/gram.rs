@@ -1,22 +1,23 @@
-//! Stage op4: the two chunk Gram matrices
+//! Stage op4: decay-weighted Gram matrices of a chunk
 //!
 //! ```text
-//! A_ij = step_i sum_c read_ic write_jc exp(Gr_ic - G_jc)   for j < i
-//! P_ij =        sum_c query_ic write_jc exp(G_ic - G_jc)   for j <= i
+//! sum_c row_ic column_jc exp(Gr_ic - G_jc)   for j <= i (inclusive row decays) or j < i (exclusive ones)
 //! ```
 //!
-//! `G` is the inclusive cumulative log decay of the chunk, `Gr` is `G` (decayed reads) or the exclusive sum (undecayed). Exponentials of
-//! differences never overflow; factored forms `exp(G_i - mu) exp(mu - G_j)` do when decay accumulates too far on one side of the pivot `mu`.
-//! Without decay both are masked products. There may be fewer queries than keys: with `n` keys per query, query `i` sees `j < (i + 1) n`.
+//! of every row operand with every column operand. `G` is the inclusive cumulative log decay of the chunk, `Gr` that of the row operand: `G`
+//! or the exclusive sum. Gated outer products take one Gram, the delta rule two, diagonal plus low rank four; all of a layer share
+//! their exponentials. Exponentials of differences never overflow; factored forms `exp(G_i - mu) exp(mu - G_j)` do when decay
+//! accumulates too far on one side of the pivot `mu`.
 
+use super::GramExponent;
 use crate::dtype::Dtype;
-use crate::graph::{Builder, Mask, Precision, Value};
-use crate::layer::{GramVariant, PivotRow};
+use crate::graph::{Builder, Mask, Precision, ReduceFunction, Value};
+use crate::layer::{GramVariant, Layer, PivotRow};
 
 /// Rows of a pivot block.
 pub(super) const PIVOT_BLOCK: usize = 16;
 
-/// Operands of the Gram matrices, in core layout.
+/// Operands of the two Gram matrices of the delta rule, in core layout.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct GramOperands {
     /// Queries `[B, Hk, 1, N, Cq, dk]`, `Cq` a divisor of `C`.
@@ -42,7 +43,8 @@ pub(super) struct Decays {
     pub(super) query_cumulative: Value,
 }
 
-/// `A [B, Hk, R, N, C, C]` and `P [B, Hk, R, N, Cq, C]` in f32. With fewer queries than keys only the variants for one decay per head are built.
+/// The Gram matrices of the delta rule, `A = step . tril-1(read, write) [B, Hk, R, N, C, C]` and `P = tril0(query, write) [B, Hk, R, N, Cq, C]`
+/// in f32. With fewer queries than keys only the variants for one decay per head are built.
 pub(super) fn append(
     b: &mut Builder,
     variant: GramVariant,
@@ -50,16 +52,22 @@ pub(super) fn append(
     operand_dtype: Dtype,
     ops: GramOperands,
 ) -> (Value, Value) {
-    let (a, p) = match ops.decays {
-        None => products(b, operand_dtype, ops),
-        Some(decays) => match variant {
-            GramVariant::ScalarMask => scalar_mask(b, operand_dtype, ops, decays),
-            GramVariant::Broadcast => broadcast(b, ops, decays),
-            GramVariant::Pivot => pivots(b, pivot, operand_dtype, ops, decays),
-            GramVariant::PivotCausal => causal_pivots(b, operand_dtype, ops, decays),
-            GramVariant::Folded => folded(b, pivot, operand_dtype, ops, decays),
-            GramVariant::TileMasks => tile_masks(b, operand_dtype, ops, decays),
-        },
+    let (p, a) = match ops.decays {
+        None => {
+            let read = b.cast("R_rounded", ops.read, operand_dtype);
+            let p = b.matmul_bt("Q X^T", ops.query, ops.write, Precision::Default);
+            (p, b.matmul_bt("R X^T", read, ops.write, Precision::Default))
+        }
+        Some(decays) => {
+            let rows = [
+                Rows { name: "Q", operand: ops.query, cumulative: decays.query_cumulative },
+                Rows { name: "R", operand: ops.read, cumulative: decays.read_cumulative },
+            ];
+            let columns = [Columns { name: "X", operand: ops.write }];
+            let operands = Operands { rows: &rows, columns: &columns, cumulative: decays.cumulative };
+            let grams = all(b, variant, pivot, operand_dtype, operands);
+            (grams[0], grams[1])
+        }
     };
     let a = b.select("A_lower", Mask::StrictlyLower, a, 0.0);
     let p = causal(b, "P_lower", p, 0.0);
@@ -85,6 +93,104 @@ fn causal(b: &mut Builder, name: &str, value: Value, fill: f64) -> Value {
     b.reshape(&format!("{name}_full"), kept, dims)
 }
 
+/// A row operand `[B, Hk, 1, N, C, dk]` and its cumulative log decay `[B, Hk, R, N, C, g]`, f32.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rows {
+    /// In the notation of the mechanism.
+    pub(super) name: &'static str,
+    /// Values.
+    pub(super) operand: Value,
+    /// Inclusive or exclusive sum.
+    pub(super) cumulative: Value,
+}
+
+/// A column operand `[B, Hk, 1, N, C, dk]`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Columns {
+    /// In the notation of the mechanism.
+    pub(super) name: &'static str,
+    /// Values.
+    pub(super) operand: Value,
+}
+
+/// Operands of the Gram matrices of a layer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Operands<'a> {
+    /// Row operands.
+    pub(super) rows: &'a [Rows],
+    /// Column operands.
+    pub(super) columns: &'a [Columns],
+    /// Inclusive cumulative log decay `[B, Hk, R, N, C, g]`, f32: that of the columns.
+    pub(super) cumulative: Value,
+}
+
+/// The Gram of every row operand with every column operand, rows outermost, each `[B, Hk, R, N, C, C]` in f32.
+///
+/// What lies above the diagonal (on it too, for exclusive sums) may be anything, infinities included: the caller selects.
+pub(super) fn all(
+    b: &mut Builder,
+    variant: GramVariant,
+    pivot: PivotRow,
+    operand_dtype: Dtype,
+    ops: Operands,
+) -> Vec<Value> {
+    match variant {
+        GramVariant::ScalarMask => scalar_mask(b, operand_dtype, ops),
+        GramVariant::Broadcast => broadcast(b, ops),
+        GramVariant::Pivot => pivots(b, pivot, operand_dtype, ops),
+        GramVariant::PivotCausal => causal_pivots(b, operand_dtype, ops),
+        GramVariant::Folded => folded(b, pivot, operand_dtype, ops),
+        GramVariant::TileMasks => tile_masks(b, operand_dtype, ops),
+    }
+}
+
+/// Rows over which decay accumulates on one side of the pivot, for the variants that factor the exponential.
+pub(super) fn exponent(layer: &Layer, largest_decay: f64) -> Option<GramExponent> {
+    let block = match layer.gram {
+        // Of the micro-steps of a token only the first decays.
+        GramVariant::Folded => layer.chunk / layer.householder_steps,
+        GramVariant::Pivot => PIVOT_BLOCK.min(layer.chunk),
+        GramVariant::ScalarMask
+        | GramVariant::Broadcast
+        | GramVariant::PivotCausal
+        | GramVariant::TileMasks => return None,
+    };
+    let rows = match layer.pivot {
+        PivotRow::Middle => block / 2,
+        PivotRow::First => block - 1,
+    };
+    Some(GramExponent { rows, largest_decay })
+}
+
+/// What `make` appends for every row operand, once where several have the same cumulative decay.
+fn per_decay<T: Clone>(
+    b: &mut Builder,
+    rows: &[Rows],
+    mut make: impl FnMut(&mut Builder, &Rows) -> T,
+) -> Vec<T> {
+    let mut made: Vec<(Value, T)> = Vec::new();
+    rows.iter()
+        .map(|row| {
+            if let Some((_, known)) = made.iter().find(|(cumulative, _)| *cumulative == row.cumulative) {
+                return known.clone();
+            }
+            let new = make(b, row);
+            made.push((row.cumulative, new.clone()));
+            new
+        })
+        .collect()
+}
+
+/// Names of all row operands, for stacked products.
+fn row_names(ops: Operands) -> String {
+    ops.rows.iter().map(|row| row.name).collect()
+}
+
+/// Names of all column operands.
+fn column_names(ops: Operands) -> String {
+    ops.columns.iter().map(|column| column.name).collect()
+}
+
 /// `exp(rows_i - columns_j)` where row `i` may see column `j`, 0 elsewhere, from `[.., C, 1]` columns.
 pub(super) fn decay_mask(b: &mut Builder, name: &str, rows: Value, columns: Value) -> Value {
     let columns = b.transpose_minor(&format!("{name}_columns"), columns);
@@ -93,36 +199,28 @@ pub(super) fn decay_mask(b: &mut Builder, name: &str, rows: Value, columns: Valu
     b.exp(name, causal)
 }
 
-/// The products alone: `R X^T` and `Q X^T`.
-fn products(b: &mut Builder, dtype: Dtype, ops: GramOperands) -> (Value, Value) {
-    let read = b.cast("R_rounded", ops.read, dtype);
-    (
-        b.matmul_bt("R X^T", read, ops.write, Precision::Default),
-        b.matmul_bt("Q X^T", ops.query, ops.write, Precision::Default),
-    )
-}
-
 /// One product per Gram and one `C x C` mask; the raw products are shared by the value heads of a key head.
-fn scalar_mask(b: &mut Builder, dtype: Dtype, ops: GramOperands, decays: Decays) -> (Value, Value) {
-    let (raw_a, raw_p) = products(b, dtype, ops);
-    let mask = decay_mask(b, "M", decays.query_cumulative, decays.cumulative);
-    let read_mask = if decays.read_cumulative == decays.query_cumulative {
-        mask
-    } else {
-        // Row 0 of the exclusive sum is zero, its diagonal exceeds one; A keeps only j < i.
-        decay_mask(b, "M_read", decays.read_cumulative, decays.cumulative)
-    };
-    (
-        b.multiply("A_masked", raw_a, read_mask),
-        b.multiply("P_masked", raw_p, mask),
-    )
+fn scalar_mask(b: &mut Builder, dtype: Dtype, ops: Operands) -> Vec<Value> {
+    // Row 0 of an exclusive sum is zero, its diagonal exceeds one; such Grams keep only j < i.
+    let masks = per_decay(b, ops.rows, |b, row| {
+        decay_mask(b, &format!("M_{}", row.name), row.cumulative, ops.cumulative)
+    });
+    let mut grams = Vec::new();
+    for (row, mask) in ops.rows.iter().zip(masks) {
+        let rows = b.cast(&format!("{}_rounded", row.name), row.operand, dtype);
+        for column in ops.columns {
+            let name = format!("{} {}^T", row.name, column.name);
+            let raw = b.matmul_bt(&name, rows, column.operand, Precision::Default);
+            grams.push(b.multiply(&format!("{name}_masked"), raw, mask));
+        }
+    }
+    grams
 }
 
 /// Exponentials of every pair of rows and channel, summed over channels on the vector unit.
-fn broadcast(b: &mut Builder, ops: GramOperands, decays: Decays) -> (Value, Value) {
-    let dims = b.dims(ops.query);
-    let (c, dk) = (dims[4], dims[5]);
-    let g = expand(b, "G", decays.cumulative, dk);
+fn broadcast(b: &mut Builder, ops: Operands) -> Vec<Value> {
+    let dk = b.shape(ops.columns[0].operand).from_end(0);
+    let g = expand(b, "G", ops.cumulative, dk);
     let pair = |b: &mut Builder, name: &str, value: Value, row: bool| {
         let mut d = b.dims(value);
         let at = if row { 5 } else { 4 };
@@ -130,11 +228,21 @@ fn broadcast(b: &mut Builder, ops: GramOperands, decays: Decays) -> (Value, Valu
         let value = b.cast(&format!("{name}_f32"), value, Dtype::F32);
         b.reshape(&format!("{name}_pairs"), value, d)
     };
-    let columns = pair(b, "G_columns", g, false);
-    let x = pair(b, "X", ops.write, false);
-    let weights = |b: &mut Builder, name: &str, rows: Value| {
-        let rows = pair(b, &format!("{name}_rows"), rows, true);
-        let difference = b.subtract(&format!("{name}_difference"), rows, columns);
+    let g_columns = pair(b, "G_columns", g, false);
+    let columns: Vec<Value> = ops
+        .columns
+        .iter()
+        .map(|column| pair(b, column.name, column.operand, false))
+        .collect();
+    let weights = per_decay(b, ops.rows, |b, row| {
+        let name = row.name;
+        let rows = if row.cumulative == ops.cumulative {
+            g
+        } else {
+            expand(b, &format!("G_{name}"), row.cumulative, dk)
+        };
+        let rows = pair(b, &format!("G_{name}_rows"), rows, true);
+        let difference = b.subtract(&format!("{name}_difference"), rows, g_columns);
         let causal = b.select(
             &format!("{name}_causal"),
             Mask::LowerPairs,
@@ -142,48 +250,30 @@ fn broadcast(b: &mut Builder, ops: GramOperands, decays: Decays) -> (Value, Valu
             f64::NEG_INFINITY,
         );
         let decay = b.exp(&format!("{name}_decay"), causal);
-        b.multiply(&format!("{name}_weights"), x, decay)
-    };
-    let p_weights = weights(b, "P", g);
-    let a_weights = if decays.read_cumulative == decays.cumulative {
-        p_weights
-    } else {
-        let gr = expand(b, "Gr", decays.read_cumulative, dk);
-        weights(b, "A", gr)
-    };
-    let sum = |b: &mut Builder, name: &str, rows: Value, weights: Value| {
-        let rows = pair(b, &format!("{name}_operand"), rows, true);
-        let terms = b.multiply(&format!("{name}_terms"), rows, weights);
-        let summed = b.sum_minor(&format!("{name}_sum"), terms);
-        let mut d = b.dims(summed);
-        d.pop();
-        debug_assert_eq!(d[4], c);
-        b.reshape(&format!("{name}_full"), summed, d)
-    };
-    (
-        sum(b, "A", ops.read, a_weights),
-        sum(b, "P", ops.query, p_weights),
-    )
+        let weigh = |x: &Value| b.multiply(&format!("{name}_weights"), *x, decay);
+        columns.iter().map(weigh).collect::<Vec<Value>>()
+    });
+    let mut grams = Vec::new();
+    for (row, weights) in ops.rows.iter().zip(weights) {
+        let name = row.name;
+        let rows = pair(b, &format!("{name}_operand"), row.operand, true);
+        for weights in weights {
+            let terms = b.multiply(&format!("{name}_terms"), rows, weights);
+            let summed = b.sum_minor(&format!("{name}_sum"), terms);
+            let mut d = b.dims(summed);
+            d.pop();
+            grams.push(b.reshape(&format!("{name}_full"), summed, d));
+        }
+    }
+    grams
 }
 
 /// 16-row blocks against all rows of the chunk: block `i` uses pivot `mu_i`, a row of the block.
-fn pivots(
-    b: &mut Builder,
-    pivot: PivotRow,
-    dtype: Dtype,
-    ops: GramOperands,
-    decays: Decays,
-) -> (Value, Value) {
-    let dims = b.dims(ops.query);
+fn pivots(b: &mut Builder, pivot: PivotRow, dtype: Dtype, ops: Operands) -> Vec<Value> {
+    let dims = b.dims(ops.columns[0].operand);
     let (c, dk) = (dims[4], dims[5]);
     let block = PIVOT_BLOCK.min(c);
     let blocks = c / block;
-    let g = expand(b, "G", decays.cumulative, dk);
-    let gr = if decays.read_cumulative == decays.cumulative {
-        g
-    } else {
-        expand(b, "Gr", decays.read_cumulative, dk)
-    };
     let split = |b: &mut Builder, name: &str, value: Value| {
         let mut d = b.dims(value);
         d.splice(4..5, [blocks, block]);
@@ -194,184 +284,242 @@ fn pivots(
         d.insert(4, 1);
         b.reshape(&format!("{name}_all"), value, d)
     };
+    let g = expand(b, "G", ops.cumulative, dk);
     let g_blocks = split(b, "G", g);
     let at = match pivot {
         PivotRow::Middle => block / 2,
         PivotRow::First => 0,
     };
     let mu = b.slice("mu", g_blocks, 5, at, 1);
-    let rows = b.subtract("G - mu", g_blocks, mu);
-    let row_factor = b.exp("e^(G - mu)", rows);
-    let read_factor = if gr == g {
-        row_factor
-    } else {
-        let gr_blocks = split(b, "Gr", gr);
-        let rows = b.subtract("Gr - mu", gr_blocks, mu);
-        b.exp("e^(Gr - mu)", rows)
-    };
+    let row_factors = per_decay(b, ops.rows, |b, row| {
+        let rows = if row.cumulative == ops.cumulative {
+            g_blocks
+        } else {
+            let rows = expand(b, &format!("G_{}", row.name), row.cumulative, dk);
+            split(b, &format!("G_{}", row.name), rows)
+        };
+        let rows = b.subtract(&format!("G_{} - mu", row.name), rows, mu);
+        b.exp(&format!("e^(G_{} - mu)", row.name), rows)
+    });
     let g_all = all_rows(b, "G", g);
     let columns = b.subtract("mu - G", mu, g_all);
     // Rows after the block are masked before the exponential: their exponent is positive without limit.
     let columns = b.select("mu - G_kept", Mask::RowsUpToBlock { block }, columns, 0.0);
     let column_factor = b.exp("e^(mu - G)", columns);
-    let x = b.cast("X_f32", ops.write, Dtype::F32);
-    let x = all_rows(b, "X", x);
-    let x = b.multiply("X_scaled", x, column_factor);
-    let x = b.select("X_kept", Mask::RowsUpToBlock { block }, x, 0.0);
-    let x = b.cast("X_operand", x, dtype);
-    let scaled = |b: &mut Builder, name: &str, value: Value, factor: Value| {
-        let value = b.cast(&format!("{name}_f32"), value, Dtype::F32);
-        let value = split(b, name, value);
-        let value = b.multiply(&format!("{name}_scaled"), value, factor);
-        b.cast(&format!("{name}_operand"), value, dtype)
-    };
-    let q = scaled(b, "Q", ops.query, row_factor);
-    let r = scaled(b, "R", ops.read, read_factor);
-    let stacked = b.concatenate("QR", &[q, r], 5);
-    let products = b.matmul_bt("QR X^T", stacked, x, Precision::Default);
-    let join = |b: &mut Builder, name: &str, start: usize| {
-        let part = b.slice(&format!("{name}_blocks"), products, 5, start, block);
-        let mut d = b.dims(part);
-        d.splice(4..6, [c]);
-        b.reshape(&format!("{name}_full"), part, d)
-    };
-    (join(b, "A", block), join(b, "P", 0))
+    let columns: Vec<Value> = ops
+        .columns
+        .iter()
+        .map(|Columns { name, operand }| {
+            let x = b.cast(&format!("{name}_f32"), *operand, Dtype::F32);
+            let x = all_rows(b, name, x);
+            let x = b.multiply(&format!("{name}_scaled"), x, column_factor);
+            let x = b.select(&format!("{name}_kept"), Mask::RowsUpToBlock { block }, x, 0.0);
+            b.cast(&format!("{name}_operand"), x, dtype)
+        })
+        .collect();
+    let rows: Vec<Value> = ops
+        .rows
+        .iter()
+        .zip(row_factors)
+        .map(|(Rows { name, operand, .. }, factor)| {
+            let value = b.cast(&format!("{name}_f32"), *operand, Dtype::F32);
+            let value = split(b, name, value);
+            let value = b.multiply(&format!("{name}_scaled"), value, factor);
+            b.cast(&format!("{name}_operand"), value, dtype)
+        })
+        .collect();
+    let (row_names, column_names) = (row_names(ops), column_names(ops));
+    let stacked_rows = b.concatenate(&row_names, &rows, 5);
+    let stacked_columns = b.concatenate(&column_names, &columns, 5);
+    let name = format!("{row_names} {column_names}^T");
+    let products = b.matmul_bt(&name, stacked_rows, stacked_columns, Precision::Default);
+    let mut grams = Vec::new();
+    for (i, row) in ops.rows.iter().enumerate() {
+        let rows = b.slice(&format!("{}_rows", row.name), products, 5, i * block, block);
+        for (j, column) in ops.columns.iter().enumerate() {
+            let name = format!("{} {}^T", row.name, column.name);
+            let part = b.slice(&format!("{name}_blocks"), rows, 6, j * c, c);
+            let mut d = b.dims(part);
+            d.splice(4..6, [c]);
+            grams.push(b.reshape(&name, part, d));
+        }
+    }
+    grams
 }
 
 /// Pivots only below the diagonal blocks (pivot: first row of the block, so no exponent is positive); diagonal blocks
 /// element by element, row after row, with the `j <= i` pairs only.
-fn causal_pivots(b: &mut Builder, dtype: Dtype, ops: GramOperands, decays: Decays) -> (Value, Value) {
-    let dims = b.dims(ops.query);
+fn causal_pivots(b: &mut Builder, dtype: Dtype, ops: Operands) -> Vec<Value> {
+    let dims = b.dims(ops.columns[0].operand);
     let (c, dk) = (dims[4], dims[5]);
     let block = PIVOT_BLOCK.min(c);
     let blocks = c / block;
-    let g = expand(b, "G", decays.cumulative, dk);
-    let gr = if decays.read_cumulative == decays.cumulative {
-        g
-    } else {
-        expand(b, "Gr", decays.read_cumulative, dk)
-    };
-    let q = b.cast("Q_f32", ops.query, Dtype::F32);
-    let r = b.cast("R_f32", ops.read, Dtype::F32);
-    let x = b.cast("X_f32", ops.write, Dtype::F32);
+    let g = expand(b, "G", ops.cumulative, dk);
+    // Cumulative decays of the row operands on all channels.
+    let row_decays = per_decay(b, ops.rows, |b, row| {
+        if row.cumulative == ops.cumulative {
+            g
+        } else {
+            expand(b, &format!("G_{}", row.name), row.cumulative, dk)
+        }
+    });
+    let expanded: Vec<Rows> = ops
+        .rows
+        .iter()
+        .zip(row_decays)
+        .map(|(row, cumulative)| Rows {
+            operand: b.cast(&format!("{}_f32", row.name), row.operand, Dtype::F32),
+            cumulative,
+            ..*row
+        })
+        .collect();
+    let columns: Vec<Columns> = ops
+        .columns
+        .iter()
+        .map(|column| Columns {
+            operand: b.cast(&format!("{}_f32", column.name), column.operand, Dtype::F32),
+            ..*column
+        })
+        .collect();
 
-    // Diagonal blocks, all of them at once: [.., blocks, 16, dk].
+    let diagonal = diagonal_blocks(b, &expanded, &columns, g, (blocks, block));
+    let (row_names, column_names) = (row_names(ops), column_names(ops));
+    let mut full: Vec<Vec<Value>> = vec![Vec::new(); diagonal.len()];
+    for i in 0..blocks {
+        let start = i * block;
+        let mut parts: Vec<Value> = diagonal
+            .iter()
+            .map(|&diagonal| {
+                let part = b.slice(&format!("P_{i}{i}"), diagonal, 4, i, 1);
+                let mut d = b.dims(part);
+                d.remove(4);
+                b.reshape(&format!("P_{i}{i}_flat"), part, d)
+            })
+            .collect();
+        if i > 0 {
+            let mu = b.slice("mu", g, 4, start, 1);
+            let factors = per_decay(b, &expanded, |b, row| {
+                let rows = b.slice(&format!("G_{}_rows", row.name), row.cumulative, 4, start, block);
+                let rows = b.subtract(&format!("G_{} - mu", row.name), rows, mu);
+                b.exp(&format!("e^(G_{} - mu)", row.name), rows)
+            });
+            let before = b.slice("G_columns", g, 4, 0, start);
+            let before = b.subtract("mu - G", mu, before);
+            let column_factor = b.exp("e^(mu - G)", before);
+            let column_operands: Vec<Value> = columns
+                .iter()
+                .map(|Columns { name, operand }| {
+                    let before = b.slice(&format!("{name}_columns"), *operand, 4, 0, start);
+                    let scaled = b.multiply(&format!("{name}_scaled"), before, column_factor);
+                    b.cast(&format!("{name}_operand"), scaled, dtype)
+                })
+                .collect();
+            let row_operands: Vec<Value> = expanded
+                .iter()
+                .zip(factors)
+                .map(|(Rows { name, operand, .. }, factor)| {
+                    let rows = b.slice(&format!("{name}_rows"), *operand, 4, start, block);
+                    let rows = b.multiply(&format!("{name}_scaled"), rows, factor);
+                    b.cast(&format!("{name}_operand"), rows, dtype)
+                })
+                .collect();
+            let stacked_rows = b.concatenate(&row_names, &row_operands, 4);
+            let stacked_columns = b.concatenate(&column_names, &column_operands, 4);
+            let name = format!("{row_names} {column_names}^T");
+            let products = b.matmul_bt(&name, stacked_rows, stacked_columns, Precision::Default);
+            for (k, part) in parts.iter_mut().enumerate() {
+                let (r, x) = (k / columns.len(), k % columns.len());
+                let off = b.slice("P_off_rows", products, 4, r * block, block);
+                let off = b.slice("P_off", off, 5, x * start, start);
+                *part = b.concatenate("P_block", &[off, *part], 5);
+            }
+        }
+        for (full, part) in full.iter_mut().zip(parts) {
+            full.push(b.pad("P_block_wide", part, 5, c));
+        }
+    }
+    full.iter().map(|blocks| b.concatenate("P_full", blocks, 4)).collect()
+}
+
+/// Diagonal blocks of every Gram, all of a chunk at once: `[.., blocks, block, block]`. `rows`, `columns` and `g` are f32 on all channels.
+fn diagonal_blocks(
+    b: &mut Builder,
+    rows: &[Rows],
+    columns: &[Columns],
+    g: Value,
+    (blocks, block): (usize, usize),
+) -> Vec<Value> {
     let split = |b: &mut Builder, name: &str, value: Value| {
         let mut d = b.dims(value);
         d.splice(4..5, [blocks, block]);
         b.reshape(&format!("{name}_blocks"), value, d)
     };
-    let (gb, grb) = (split(b, "G", g), split(b, "Gr", gr));
-    let (qb, rb, xb) = (split(b, "Q", q), split(b, "R", r), split(b, "X", x));
-    let (mut a_rows, mut p_rows) = (Vec::new(), Vec::new());
-    for row in 0..block {
-        let before = b.slice("G_before", gb, 5, 0, row + 1);
-        let x_before = b.slice("X_before", xb, 5, 0, row + 1);
-        let weights_of = |b: &mut Builder, name: &str, rows: Value| {
-            let g_row = b.slice(&format!("{name}_G_row"), rows, 5, row, 1);
-            let difference = b.subtract(&format!("{name}_difference"), g_row, before);
-            let decay = b.exp(&format!("{name}_decay"), difference);
-            b.multiply(&format!("{name}_weights"), x_before, decay)
-        };
-        let p_weights = weights_of(b, "P", gb);
-        let a_weights = if gr == g {
-            p_weights
-        } else {
-            weights_of(b, "A", grb)
-        };
-        let finish = |b: &mut Builder, name: &str, operand: Value, weights: Value| {
-            let operand = b.slice(&format!("{name}_row"), operand, 5, row, 1);
-            let products = b.multiply(&format!("{name}_terms"), weights, operand);
-            let summed = b.sum_minor(&format!("{name}_sum"), products);
-            let summed = b.transpose_minor(&format!("{name}_as_row"), summed);
-            b.pad(&format!("{name}_row_padded"), summed, 6, block)
-        };
-        p_rows.push(finish(b, "P", qb, p_weights));
-        a_rows.push(finish(b, "A", rb, a_weights));
-    }
-    let a_diagonal = b.concatenate("A_diagonal", &a_rows, 5);
-    let p_diagonal = b.concatenate("P_diagonal", &p_rows, 5);
-
-    let (mut a_full, mut p_full) = (Vec::new(), Vec::new());
-    for i in 0..blocks {
-        let start = i * block;
-        let diagonal_block = |b: &mut Builder, name: &str, diagonal: Value| {
-            let part = b.slice(&format!("{name}_{i}{i}"), diagonal, 4, i, 1);
-            let mut d = b.dims(part);
-            d.remove(4);
-            b.reshape(&format!("{name}_{i}{i}_flat"), part, d)
-        };
-        let (mut a_block, mut p_block) = (
-            diagonal_block(b, "A", a_diagonal),
-            diagonal_block(b, "P", p_diagonal),
-        );
-        if i > 0 {
-            let mu = b.slice("mu", g, 4, start, 1);
-            let g_rows = b.slice("G_rows", g, 4, start, block);
-            let rows = b.subtract("G - mu", g_rows, mu);
-            let factor = b.exp("e^(G - mu)", rows);
-            let read_factor = if gr == g {
-                factor
+    let g_blocks = split(b, "G", g);
+    let rows: Vec<Rows> = rows
+        .iter()
+        .map(|row| Rows {
+            operand: split(b, row.name, row.operand),
+            cumulative: if row.cumulative == g {
+                g_blocks
             } else {
-                let gr_rows = b.slice("Gr_rows", gr, 4, start, block);
-                let rows = b.subtract("Gr - mu", gr_rows, mu);
-                b.exp("e^(Gr - mu)", rows)
-            };
-            let g_before = b.slice("G_columns", g, 4, 0, start);
-            let columns = b.subtract("mu - G", mu, g_before);
-            let column_factor = b.exp("e^(mu - G)", columns);
-            let x_before = b.slice("X_columns", x, 4, 0, start);
-            let x_scaled = b.multiply("X_scaled", x_before, column_factor);
-            let x_operand = b.cast("X_operand", x_scaled, dtype);
-            let scaled = |b: &mut Builder, name: &str, value: Value, factor: Value| {
-                let rows = b.slice(&format!("{name}_rows"), value, 4, start, block);
-                let rows = b.multiply(&format!("{name}_scaled"), rows, factor);
-                b.cast(&format!("{name}_operand"), rows, dtype)
-            };
-            let stacked_parts = [scaled(b, "Q", q, factor), scaled(b, "R", r, read_factor)];
-            let stacked = b.concatenate("QR", &stacked_parts, 4);
-            let products = b.matmul_bt("QR X^T", stacked, x_operand, Precision::Default);
-            let p_off = b.slice("P_off", products, 4, 0, block);
-            let a_off = b.slice("A_off", products, 4, block, block);
-            a_block = b.concatenate("A_block", &[a_off, a_block], 5);
-            p_block = b.concatenate("P_block", &[p_off, p_block], 5);
+                split(b, &format!("G_{}", row.name), row.cumulative)
+            },
+            ..*row
+        })
+        .collect();
+    let columns: Vec<Value> = columns
+        .iter()
+        .map(|column| split(b, column.name, column.operand))
+        .collect();
+    let mut grams: Vec<Vec<Value>> = vec![Vec::new(); rows.len() * columns.len()];
+    for at in 0..block {
+        let g_before = b.slice("G_before", g_blocks, 5, 0, at + 1);
+        let before: Vec<Value> = columns
+            .iter()
+            .map(|&x| b.slice("X_before", x, 5, 0, at + 1))
+            .collect();
+        let weights = per_decay(b, &rows, |b, row| {
+            let name = row.name;
+            let g_row = b.slice(&format!("{name}_G_row"), row.cumulative, 5, at, 1);
+            let difference = b.subtract(&format!("{name}_difference"), g_row, g_before);
+            let decay = b.exp(&format!("{name}_decay"), difference);
+            let weigh = |x: &Value| b.multiply(&format!("{name}_weights"), *x, decay);
+            before.iter().map(weigh).collect::<Vec<Value>>()
+        });
+        for (i, (row, weights)) in rows.iter().zip(weights).enumerate() {
+            let name = row.name;
+            let operand = b.slice(&format!("{name}_row"), row.operand, 5, at, 1);
+            for (j, weights) in weights.into_iter().enumerate() {
+                let terms = b.multiply(&format!("{name}_terms"), weights, operand);
+                let summed = b.sum_minor(&format!("{name}_sum"), terms);
+                let summed = b.transpose_minor(&format!("{name}_as_row"), summed);
+                let padded = b.pad(&format!("{name}_row_padded"), summed, 6, block);
+                grams[i * columns.len() + j].push(padded);
+            }
         }
-        a_full.push(b.pad("A_block_wide", a_block, 5, c));
-        p_full.push(b.pad("P_block_wide", p_block, 5, c));
     }
-    (
-        b.concatenate("A_full", &a_full, 4),
-        b.concatenate("P_full", &p_full, 4),
-    )
+    grams
+        .iter()
+        .map(|rows| b.concatenate("P_diagonal", rows, 5))
+        .collect()
 }
 
 /// One stacked product: decays relative to one pivot per chunk are folded into the operands.
-fn folded(
-    b: &mut Builder,
-    pivot: PivotRow,
-    dtype: Dtype,
-    ops: GramOperands,
-    decays: Decays,
-) -> (Value, Value) {
-    let dims = b.dims(ops.write);
+fn folded(b: &mut Builder, pivot: PivotRow, dtype: Dtype, ops: Operands) -> Vec<Value> {
+    let dims = b.dims(ops.columns[0].operand);
     let (c, dk) = (dims[4], dims[5]);
-    let queries = b.dims(ops.query)[4];
     let at = match pivot {
         PivotRow::Middle => c / 2,
         PivotRow::First => 0,
     };
-    let mu = b.slice("mu", decays.cumulative, 4, at, 1);
-    let rows = b.subtract("G - mu", decays.query_cumulative, mu);
-    let row_factor = b.exp("e^(G - mu)", rows);
-    let row_factor = expand(b, "e^(G - mu)", row_factor, dk);
-    let read_factor = if decays.read_cumulative == decays.query_cumulative {
-        row_factor
-    } else {
-        let rows = b.subtract("Gr - mu", decays.read_cumulative, mu);
-        let factor = b.exp("e^(Gr - mu)", rows);
-        expand(b, "e^(Gr - mu)", factor, dk)
-    };
-    let columns = b.subtract("mu - G", mu, decays.cumulative);
+    let mu = b.slice("mu", ops.cumulative, 4, at, 1);
+    let row_factors = per_decay(b, ops.rows, |b, row| {
+        let name = format!("e^(G_{} - mu)", row.name);
+        let rows = b.subtract(&format!("G_{} - mu", row.name), row.cumulative, mu);
+        let factor = b.exp(&name, rows);
+        expand(b, &name, factor, dk)
+    });
+    let columns = b.subtract("mu - G", mu, ops.cumulative);
     let column_factor = b.exp("e^(mu - G)", columns);
     let column_factor = expand(b, "e^(mu - G)", column_factor, dk);
     let scaled = |b: &mut Builder, name: &str, value: Value, factor: Value| {
@@ -379,56 +527,74 @@ fn folded(
         let value = b.multiply(&format!("{name}_scaled"), value, factor);
         b.cast(&format!("{name}_operand"), value, dtype)
     };
-    let q = scaled(b, "Q", ops.query, row_factor);
-    let r = scaled(b, "R", ops.read, read_factor);
-    let x = scaled(b, "X", ops.write, column_factor);
-    let stacked = b.concatenate("QR", &[q, r], 4);
-    let products = b.matmul_bt("QR X^T", stacked, x, Precision::Default);
-    (
-        b.slice("A_full", products, 4, queries, c),
-        b.slice("P_full", products, 4, 0, queries),
-    )
+    let rows: Vec<Value> = ops
+        .rows
+        .iter()
+        .zip(row_factors)
+        .map(|(row, factor)| scaled(b, row.name, row.operand, factor))
+        .collect();
+    let columns: Vec<Value> = ops
+        .columns
+        .iter()
+        .map(|column| scaled(b, column.name, column.operand, column_factor))
+        .collect();
+    let (row_names, column_names) = (row_names(ops), column_names(ops));
+    let stacked_rows = b.concatenate(&row_names, &rows, 4);
+    let stacked_columns = b.concatenate(&column_names, &columns, 4);
+    let name = format!("{row_names} {column_names}^T");
+    let products = b.matmul_bt(&name, stacked_rows, stacked_columns, Precision::Default);
+    let mut grams = Vec::new();
+    let mut start = 0;
+    for row in ops.rows {
+        let count = b.dims(row.operand)[4];
+        let rows = b.slice(&format!("{}_rows", row.name), products, 4, start, count);
+        start += count;
+        for (j, column) in ops.columns.iter().enumerate() {
+            grams.push(b.slice(&format!("{} {}^T", row.name, column.name), rows, 5, j * c, c));
+        }
+    }
+    grams
 }
 
 /// One product of depth `dk / G` and one mask per tile, summed.
-fn tile_masks(b: &mut Builder, dtype: Dtype, ops: GramOperands, decays: Decays) -> (Value, Value) {
-    let dims = b.dims(ops.query);
-    let (c, dk) = (dims[4], dims[5]);
-    let tiles = b.shape(decays.cumulative).from_end(0);
-    let width = dk / tiles;
+fn tile_masks(b: &mut Builder, dtype: Dtype, ops: Operands) -> Vec<Value> {
+    let dk = b.shape(ops.columns[0].operand).from_end(0);
+    let tiles = b.shape(ops.cumulative).from_end(0);
     let by_tile = |b: &mut Builder, name: &str, value: Value, width: usize| {
         let mut d = b.dims(value);
         d.splice(5..6, [tiles, width]);
         let value = b.reshape(&format!("{name}_split"), value, d);
         b.transpose(&format!("{name}_tiles"), value, [0, 1, 2, 3, 5, 4, 6])
     };
-    let g = by_tile(b, "G", decays.cumulative, 1);
-    let q = by_tile(b, "Q", ops.query, width);
-    let read = b.cast("R_rounded", ops.read, dtype);
-    let r = by_tile(b, "R", read, width);
-    let x = by_tile(b, "X", ops.write, width);
-    let mask = decay_mask(b, "M", g, g);
-    let read_mask = if decays.read_cumulative == decays.cumulative {
-        mask
-    } else {
-        let gr = by_tile(b, "Gr", decays.read_cumulative, 1);
-        decay_mask(b, "M_read", gr, g)
-    };
-    let gram = |b: &mut Builder, name: &str, rows: Value, mask: Value| {
-        let raw = b.matmul_bt(&format!("{name}_raw"), rows, x, Precision::Default);
-        let masked = b.multiply(&format!("{name}_masked"), raw, mask);
-        let summed = b.reduce(
-            &format!("{name}_sum"),
-            crate::graph::ReduceFunction::Sum,
-            masked,
-            4,
-        );
-        let mut d = b.dims(summed);
-        d.remove(4);
-        debug_assert_eq!(d[4], c);
-        b.reshape(&format!("{name}_full"), summed, d)
-    };
-    (gram(b, "A", r, read_mask), gram(b, "P", q, mask))
+    let g = by_tile(b, "G", ops.cumulative, 1);
+    let masks = per_decay(b, ops.rows, |b, row| {
+        let rows = if row.cumulative == ops.cumulative {
+            g
+        } else {
+            by_tile(b, &format!("G_{}", row.name), row.cumulative, 1)
+        };
+        decay_mask(b, &format!("M_{}", row.name), rows, g)
+    });
+    let columns: Vec<Value> = ops
+        .columns
+        .iter()
+        .map(|column| by_tile(b, column.name, column.operand, dk / tiles))
+        .collect();
+    let mut grams = Vec::new();
+    for (row, mask) in ops.rows.iter().zip(masks) {
+        let rows = b.cast(&format!("{}_rounded", row.name), row.operand, dtype);
+        let rows = by_tile(b, row.name, rows, dk / tiles);
+        for (column, &columns) in ops.columns.iter().zip(&columns) {
+            let name = format!("{} {}^T", row.name, column.name);
+            let raw = b.matmul_bt(&name, rows, columns, Precision::Default);
+            let masked = b.multiply(&format!("{name}_masked"), raw, mask);
+            let summed = b.reduce(&format!("{name}_sum"), ReduceFunction::Sum, masked, 4);
+            let mut d = b.dims(summed);
+            d.remove(4);
+            grams.push(b.reshape(&format!("{name}_full"), summed, d));
+        }
+    }
+    grams
 }
 
 /// A decay `[.., g]` on all `dk` channels: repeated per tile, or left to broadcast where `g` is 1.
@@ -439,4 +605,12 @@ pub(super) fn expand(b: &mut Builder, name: &str, decay: Value, dk: usize) -> Va
     } else {
         b.repeat_minor(&format!("{name}_lanes"), decay, dk / g)
     }
+}
+
+/// `value . factor` as a matrix operand, the factor `[.., g]` spread over the channels.
+pub(super) fn weighted(b: &mut Builder, layer: &Layer, name: &str, value: Value, factor: Value) -> Value {
+    let factor = expand(b, name, factor, layer.key_dim);
+    let value = b.cast(&format!("{name}_f32"), value, Dtype::F32);
+    let value = b.multiply(name, value, factor);
+    b.cast(&format!("{name}_operand"), value, layer.activations)
 }

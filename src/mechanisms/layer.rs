@@ -16,21 +16,31 @@ pub fn project(b: &mut Builder, layer: &Layer, x: Value, name: &str, width: usiz
 }
 
 /// Projects `x` through `gate_rank` channels to `width`: `[B, T, width]` in f32.
-pub fn project_low_rank(b: &mut Builder, layer: &Layer, x: Value, name: &str, width: usize) -> Value {
-    let down = weight(
-        b,
-        layer,
-        &format!("W_{name}_down"),
-        layer.model_width,
-        layer.gate_rank,
-    );
-    let up = weight(b, layer, &format!("W_{name}_up"), layer.gate_rank, width);
-    let hidden = b.matmul(&format!("{name}_hidden"), x, down, Precision::Default);
+pub(super) fn project_low_rank(b: &mut Builder, layer: &Layer, x: Value, name: &str, width: usize) -> Value {
+    low_rank(b, layer, x, name, (layer.gate_rank, None), width)
+}
+
+/// Projects `x` through `rank` channels, which pass `activation`, to `width`: `[B, T, width]` in f32.
+pub(super) fn low_rank(
+    b: &mut Builder,
+    layer: &Layer,
+    x: Value,
+    name: &str,
+    (rank, activation): (usize, Option<Function>),
+    width: usize,
+) -> Value {
+    let down = weight(b, layer, &format!("W_{name}_down"), layer.model_width, rank);
+    let up = weight(b, layer, &format!("W_{name}_up"), rank, width);
+    let mut hidden = b.matmul(&format!("{name}_hidden"), x, down, Precision::Default);
+    if let Some(activation) = activation {
+        hidden = b.map(&format!("{name}_hidden_activated"), activation, hidden);
+    }
     let hidden = b.cast(&format!("{name}_hidden_rounded"), hidden, layer.activations);
     b.matmul(name, hidden, up, Precision::Default)
 }
 
-fn weight(b: &mut Builder, layer: &Layer, name: &str, rows: usize, columns: usize) -> Value {
+/// A weight matrix `[rows, columns]` that keeps the variance of what it multiplies.
+pub(super) fn weight(b: &mut Builder, layer: &Layer, name: &str, rows: usize, columns: usize) -> Value {
     let std = (rows as f64).sqrt().recip();
     b.input(
         name,
@@ -54,23 +64,33 @@ pub struct Projected {
 /// Stage op1 without the mechanism's own gates.
 pub fn projections(b: &mut Builder, layer: &Layer) -> Projected {
     b.stage(Stage::Projections);
-    let x = b.input(
+    let x = input(b, layer);
+    let qkv = project(b, layer, x, "qkv", layer.qkv_width());
+    let qkv = b.cast("qkv_rounded", qkv, layer.activations);
+    let output_gate = output_gate(b, layer, x);
+    Projected { x, qkv, output_gate }
+}
+
+/// The layer's input `[B, T, d]`.
+pub(super) fn input(b: &mut Builder, layer: &Layer) -> Value {
+    b.input(
         "x",
         [layer.batch, layer.tokens, layer.model_width],
         layer.activations,
         Role::Activation,
         Init::Normal { std: 1.0 },
-    );
-    let qkv = project(b, layer, x, "qkv", layer.qkv_width());
-    let qkv = b.cast("qkv_rounded", qkv, layer.activations);
+    )
+}
+
+/// Output gate before its activation `[B, T, Hv dv]`, where the layer has one.
+pub(super) fn output_gate(b: &mut Builder, layer: &Layer, x: Value) -> Option<Value> {
     let width = layer.value_heads * layer.value_dim;
-    let output_gate = match layer.output_gate {
-        OutputGate::None => None,
-        OutputGate::Full => Some(project(b, layer, x, "output_gate", width)),
-        OutputGate::LowRank => Some(project_low_rank(b, layer, x, "output_gate", width)),
+    let gate = match layer.output_gate {
+        OutputGate::None => return None,
+        OutputGate::Full => project(b, layer, x, "output_gate", width),
+        OutputGate::LowRank => project_low_rank(b, layer, x, "output_gate", width),
     };
-    let output_gate = output_gate.map(|gate| b.cast("output_gate_rounded", gate, layer.activations));
-    Projected { x, qkv, output_gate }
+    Some(b.cast("output_gate_rounded", gate, layer.activations))
 }
 
 /// Queries, keys and values in core layout.
@@ -85,15 +105,30 @@ pub struct Qkv {
 
 /// Stage op2: causal convolution, `SiLU`, L2 norm of queries and keys.
 pub fn convolution(b: &mut Builder, layer: &Layer, qkv: Value, packed: bool) -> Qkv {
-    convolve(b, layer, qkv, packed, true)
+    activated(b, layer, qkv, packed, true)
 }
 
 /// [`convolution`] that leaves the keys at the length they have.
 pub fn convolution_of_free_keys(b: &mut Builder, layer: &Layer, qkv: Value, packed: bool) -> Qkv {
-    convolve(b, layer, qkv, packed, false)
+    activated(b, layer, qkv, packed, false)
 }
 
-fn convolve(b: &mut Builder, layer: &Layer, qkv: Value, packed: bool, unit_keys: bool) -> Qkv {
+fn activated(b: &mut Builder, layer: &Layer, qkv: Value, packed: bool, unit_keys: bool) -> Qkv {
+    let convolved = convolve(b, layer, qkv);
+    let activated = b.map("conv_silu", Function::Silu, convolved);
+    let [query, key, value] = split(b, layer, activated);
+    let query = unit_length(b, layer, "q", query);
+    let query = b.scale("q_scaled", query, (layer.key_dim as f64).sqrt().recip());
+    let key = if unit_keys {
+        unit_length(b, layer, "k", key)
+    } else {
+        key
+    };
+    chunked(b, layer, [query, key, value], packed)
+}
+
+/// The causal convolution of stage op2, in f32: `[B, T, E]`.
+pub(super) fn convolve(b: &mut Builder, layer: &Layer, qkv: Value) -> Value {
     b.stage(Stage::Convolution);
     let width = layer.qkv_width();
     let taps = b.input(
@@ -107,23 +142,30 @@ fn convolve(b: &mut Builder, layer: &Layer, qkv: Value, packed: bool, unit_keys:
     );
     let qkv = b.cast("qkv_f32", qkv, Dtype::F32);
     let taps = b.cast("conv_taps_f32", taps, Dtype::F32);
-    let convolved = b.causal_convolution("conv", qkv, taps);
-    let activated = b.map("conv_silu", Function::Silu, convolved);
+    b.causal_convolution("conv", qkv, taps)
+}
+
+/// Channels of queries, keys and values: `[B, T, Hk dk]`, and `[B, T, n Hk dk]` and `[B, T, n Hv dv]` with `n` writes per token.
+pub(super) fn split(b: &mut Builder, layer: &Layer, qkv: Value) -> [Value; 3] {
     let (keys, values) = (
         layer.key_heads * layer.key_dim,
         layer.value_heads * layer.value_dim,
     );
     let writes = layer.householder_steps;
-    let query = b.slice("q_channels", activated, 2, 0, keys);
-    let key = b.slice("k_channels", activated, 2, keys, writes * keys);
-    let value = b.slice("v_channels", activated, 2, (1 + writes) * keys, writes * values);
-    let query = unit_length(b, layer, "q", query);
-    let query = b.scale("q_scaled", query, (layer.key_dim as f64).sqrt().recip());
-    let key = if unit_keys {
-        unit_length(b, layer, "k", key)
-    } else {
-        key
-    };
+    [
+        b.slice("q_channels", qkv, 2, 0, keys),
+        b.slice("k_channels", qkv, 2, keys, writes * keys),
+        b.slice("v_channels", qkv, 2, (1 + writes) * keys, writes * values),
+    ]
+}
+
+/// Queries, keys and values, rounded and in core layout.
+pub(super) fn chunked(
+    b: &mut Builder,
+    layer: &Layer,
+    [query, key, value]: [Value; 3],
+    packed: bool,
+) -> Qkv {
     let heads = layer.key_heads;
     let chunked =
         |b: &mut Builder, layer: &Layer, name: &str, value: Value, shared: usize, channels: usize| {
@@ -141,7 +183,8 @@ fn convolve(b: &mut Builder, layer: &Layer, qkv: Value, packed: bool, unit_keys:
     Qkv { query, key, value }
 }
 
-fn unit_length(b: &mut Builder, layer: &Layer, name: &str, channels: Value) -> Value {
+/// Keys of every head, divided by their length: `[B, T, heads, dk]` in f32.
+pub(super) fn unit_length(b: &mut Builder, layer: &Layer, name: &str, channels: Value) -> Value {
     let heads = b.shape(channels).from_end(0) / layer.key_dim;
     let per_head = b.reshape(
         &format!("{name}_heads"),
@@ -189,7 +232,7 @@ pub fn core_layout(
 }
 
 /// Brings the core output back to `[B, T, Hv, dv]`.
-fn token_layout(b: &mut Builder, layer: &Layer, core_output: Value) -> Value {
+pub(super) fn token_layout(b: &mut Builder, layer: &Layer, core_output: Value) -> Value {
     let dims = b.dims(core_output);
     let (shared, channels) = (dims[2], dims[5]);
     let tokens_first = b.transpose("o_tokens", core_output, [0, 3, 4, 1, 2, 5]);
@@ -221,12 +264,7 @@ pub fn output(
     b.stage(Stage::OutputNorm);
     let o = token_layout(b, layer, core_output);
     let o = b.cast("o_f32", o, Dtype::F32);
-    let squared = b.multiply("o_squared", o, o);
-    let sum = b.sum_minor("o_sum", squared);
-    let mean = b.scale("o_mean", sum, (layer.value_dim as f64).recip());
-    let mean = b.map("o_mean_eps", Function::AddConstant(RMS_EPSILON), mean);
-    let inverse = b.map("o_inverse_rms", Function::ReciprocalSqrt, mean);
-    let normalised = b.multiply("o_normalised", o, inverse);
+    let normalised = rms_norm(b, o);
     let weight = b.input(
         "norm_weight",
         [layer.value_dim],
@@ -245,6 +283,22 @@ pub fn output(
         let gate = b.map("output_gate_activated", activation, gate);
         out = b.multiply("o_gated", out, gate);
     }
+    output_projection(b, layer, out)
+}
+
+/// `o [.., width]` divided by its root mean square along the minor dimension, f32.
+pub(super) fn rms_norm(b: &mut Builder, o: Value) -> Value {
+    let width = b.shape(o).from_end(0);
+    let squared = b.multiply("o_squared", o, o);
+    let sum = b.sum_minor("o_sum", squared);
+    let mean = b.scale("o_mean", sum, (width as f64).recip());
+    let mean = b.map("o_mean_eps", Function::AddConstant(RMS_EPSILON), mean);
+    let inverse = b.map("o_inverse_rms", Function::ReciprocalSqrt, mean);
+    b.multiply("o_normalised", o, inverse)
+}
+
+/// Stage op7c: the output projection of `out [B, T, Hv, dv]`. Returns `y [B, T, d]`.
+pub(super) fn output_projection(b: &mut Builder, layer: &Layer, out: Value) -> Value {
     let out = b.cast("o_gated_rounded", out, layer.activations);
     let width = layer.value_heads * layer.value_dim;
     let flat = b.reshape("o_channels", out, [layer.batch, layer.tokens, width]);

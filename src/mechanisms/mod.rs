@@ -2,8 +2,8 @@
 //!
 //! A mechanism is one file: a [`Mechanism`] that names it, says which fields of the layer it reads and what their usual values are, and a
 //! function that appends its stages to a [`crate::graph::Builder`] in the notation of docs/model.md. What all mechanisms share
-//! (projections, convolution, output norm) is in [`layer`]; the chunk form of the delta rule is in [`delta_rule`], with its
-//! variants in [`gram`] and [`inverse`].
+//! (projections, convolution, output norm) is in [`layer`]; the chunk forms of the three families are in [`gated_outer`] (no solve),
+//! [`delta_rule`] and [`diagonal_low_rank`], with their variants in [`gram`] and [`inverse`] and the carried state in [`state`].
 //!
 //! All of these are public, so that a mechanism can live in another crate: docs/add-a-mechanism.md builds one.
 //!
@@ -15,20 +15,31 @@ mod comba;
 pub mod delta_rule;
 mod deltanet;
 mod deltaproduct;
+mod diagonal_low_rank;
+mod gated_outer;
 pub mod gates;
-mod gdn;
 mod gdn2;
+mod gdn;
+mod gla;
 mod gram;
 mod inverse;
 mod kaczmarz;
 mod kda;
 pub mod layer;
+mod linear_attention;
+mod mamba2;
 mod preconditioned_delta;
 mod q_delta;
 mod registry;
+mod retnet;
+mod rwkv;
+mod rwkv6;
+mod rwkv7;
 mod sla;
+mod state;
 
 pub use inverse::append_inverse;
+pub use gated_outer::NORMALISER_EPSILON;
 pub use registry::{Defaults, Mechanism, fields};
 
 use crate::graph::{BuildError, Builder, Graph, Stage, Value};
@@ -46,6 +57,12 @@ pub const ALL: &[&Mechanism] = &[
     &kaczmarz::MECHANISM,
     &comba::MECHANISM,
     &preconditioned_delta::MECHANISM,
+    &linear_attention::MECHANISM,
+    &retnet::MECHANISM,
+    &gla::MECHANISM,
+    &mamba2::MECHANISM,
+    &rwkv6::MECHANISM,
+    &rwkv7::MECHANISM,
 ];
 
 /// How finely the decay is resolved along the key channels.
@@ -67,6 +84,10 @@ pub enum Granularity {
 pub enum Recurrence {
     /// `u = beta (v - r S~)`, `S = D S + x^T u`, `o = q S`; with several keys per query, `o` after the last of them.
     DeltaRule(DeltaRuleInputs),
+    /// `S = D S + k^T v`, `o = q S`.
+    GatedOuterProduct(GatedOuterInputs),
+    /// `S = D S + a^T (b S) + k^T v`, `o = q S`.
+    DiagonalPlusLowRank(DiagonalLowRankInputs),
 }
 
 impl Recurrence {
@@ -79,6 +100,8 @@ impl Recurrence {
                 .chain(i.step)
                 .chain(i.log_decay)
                 .collect(),
+            Recurrence::GatedOuterProduct(i) => i.values(),
+            Recurrence::DiagonalPlusLowRank(i) => vec![i.query, i.key, i.value, i.write, i.read, i.log_decay],
         }
     }
 }
@@ -100,6 +123,86 @@ pub struct DeltaRuleInputs {
     pub log_decay: Option<Value>,
     /// The state the prediction is read from.
     pub read: ReadConvention,
+}
+
+/// Inputs of gated outer products.
+#[derive(Debug, Clone, Copy)]
+pub struct GatedOuterInputs {
+    /// Queries `[B, Hk, 1, N, C, dk]`, scaled.
+    pub query: Value,
+    /// Keys `[B, Hk, 1, N, C, dk]`.
+    pub key: Value,
+    /// Values `[B, Hk, R, N, C, dv]`.
+    pub value: Value,
+    /// Decay of the state.
+    pub decay: OuterDecay,
+    /// RWKV6: `o = q (S + Diag(u) k^T v)`, read before the update; `u [1, Hk, 1, 1, 1, dk]`, f32.
+    pub bonus: Option<Value>,
+    /// What becomes of `q S`.
+    pub readout: Readout,
+}
+
+impl GatedOuterInputs {
+    fn values(&self) -> Vec<Value> {
+        let mut values = vec![self.query, self.key, self.value];
+        values.extend(self.bonus);
+        if let OuterDecay::Given(log_decay) = self.decay {
+            values.push(log_decay);
+        }
+        match self.readout {
+            Readout::Plain => {}
+            Readout::Skip { weight, input } => values.extend([weight, input]),
+            Readout::Normalised { initial } => values.extend(initial),
+        }
+        values
+    }
+}
+
+/// Decay of gated outer products.
+#[derive(Debug, Clone, Copy)]
+pub enum OuterDecay {
+    /// None: `l = 0`.
+    None,
+    /// Constant, `e^l = 1 - 2^(-5 - h)` of value head `h`: its powers are tables.
+    Retention,
+    /// Log decays `[B, Hk, R, N, C, g]`, f32, with `g` 1 or `dk`.
+    Given(Value),
+}
+
+/// What becomes of the state readout.
+#[derive(Debug, Clone, Copy)]
+pub enum Readout {
+    /// `o = q S`.
+    Plain,
+    /// `o = q S + D x`.
+    Skip {
+        /// `D [1, Hk, R, 1, 1, 1]`, f32.
+        weight: Value,
+        /// `x [B, Hk, R, N, C, dv]`.
+        input: Value,
+    },
+    /// `o = q S / (q . z + eps)` with `z = z + k`.
+    Normalised {
+        /// `z` before the first token `[B, Hk, 1, 1, 1, dk]`, f32; zero where absent.
+        initial: Option<Value>,
+    },
+}
+
+/// Inputs of diagonal plus low rank, in core layout; all `[B, Hk, 1, N, C, dk]` but the value.
+#[derive(Debug, Clone, Copy)]
+pub struct DiagonalLowRankInputs {
+    /// Queries, scaled.
+    pub query: Value,
+    /// Keys.
+    pub key: Value,
+    /// Values `[B, Hk, R, N, C, dv]`.
+    pub value: Value,
+    /// `a`: where the transition writes.
+    pub write: Value,
+    /// `b`: where the transition reads.
+    pub read: Value,
+    /// Log decays, f32.
+    pub log_decay: Value,
 }
 
 /// The exponent that operands of a factored Gram reach.

@@ -19,6 +19,18 @@ pub mod fields {
         "gate_rank",
         "initial_state",
     ];
+    /// [`COMMON`] without the convolution and the output gate: of mechanisms that have none or whose gate is fixed.
+    pub const STATE: &[&str] = &["activations", "state", "state_precision", "initial_state"];
+    /// Output gate of mechanisms without convolution.
+    pub const OUTPUT_GATE: &[&str] = &["output_gate", "gate_rank"];
+    /// Linear attention: feature map and normaliser.
+    pub const FEATURES: &[&str] = &["feature_map", "normaliser"];
+    /// Rank of the projection of the decay.
+    pub const DECAY_RANK: &[&str] = &["decay_rank"];
+    /// Rank of the data-dependent token-shift mixes.
+    pub const MIX_RANK: &[&str] = &["mix_rank"];
+    /// Chunk inverse without the rest of the delta rule.
+    pub const INVERSE: &[&str] = &["inverse", "inverse_precision", "neumann_steps"];
     /// Chunk Gram matrices.
     pub const GRAM: &[&str] = &["gram", "pivot"];
     /// Data-dependent decay.

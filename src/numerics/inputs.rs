@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use super::real::Tensor;
 use super::round::round_to;
 use super::sweep::{elements, elements_mut, zeros};
-use crate::graph::{Graph, Init, NodeId, Op, TensorType};
+use crate::graph::{Graph, Init, NodeId, Op, Table, TensorType};
 
 /// Elements drawn by one task; even, because normals come in pairs.
 const BLOCK: usize = 1 << 14;
@@ -24,6 +24,10 @@ pub fn seeded_inputs(graph: &Graph, seed: u64) -> BTreeMap<NodeId, Tensor<f64>> 
     let inputs = graph.inputs().enumerate();
     inputs
         .filter_map(|(stream, (id, node))| match node.op {
+            Op::Input {
+                init: Init::Table(table),
+                ..
+            } => Some((id, tabulate(&node.results[0], table))),
             Op::Input { init, .. } => Some((id, draw(&node.results[0], init, seed, stream as u64))),
             _ => None,
         })
@@ -48,6 +52,27 @@ fn narrow(tensor: &Tensor<f64>) -> Tensor<f32> {
     out.into_shared()
 }
 
+/// The values of a table, rounded to the format of the input.
+fn tabulate(ty: &TensorType, table: Table) -> Tensor<f64> {
+    let dims = ty.shape.dims();
+    let mut out = zeros::<f64>(dims);
+    elements_mut(&mut out)
+        .par_chunks_mut(BLOCK)
+        .enumerate()
+        .for_each(|(i, block)| {
+            let mut index = vec![0; dims.len()];
+            for (j, x) in block.iter_mut().enumerate() {
+                let mut rest = i * BLOCK + j;
+                for (slot, &extent) in index.iter_mut().zip(dims).rev() {
+                    *slot = rest % extent;
+                    rest /= extent;
+                }
+                *x = round_to(ty.dtype, table.value(&index, dims));
+            }
+        });
+    out.into_shared()
+}
+
 fn draw(ty: &TensorType, init: Init, seed: u64, stream: u64) -> Tensor<f64> {
     let mut out = zeros::<f64>(ty.shape.dims());
     elements_mut(&mut out)
@@ -69,7 +94,8 @@ fn draw(ty: &TensorType, init: Init, seed: u64, stream: u64) -> Tensor<f64> {
 fn fill(block: &mut [f64], init: Init, rng: &mut ChaCha8Rng) {
     let mut between = |low: f64, high: f64| low + (high - low) * unit(rng);
     match init {
-        Init::Zeros => {}
+        // A table is no draw; it is made by its formula.
+        Init::Zeros | Init::Table(_) => {}
         Init::Ones => block.fill(1.0),
         Init::Normal { std } => normals(block, std, rng),
         Init::Uniform { low, high } => block.iter_mut().for_each(|x| *x = between(low, high)),

@@ -94,7 +94,7 @@ pub fn check(workload: &Workload, extent: Extent) -> Result<NumericResult, Check
     keep.extend(core.log_decay);
     keep.extend(core.initial_state);
     let exact = execute(graph, &inputs, &keep, Arithmetic::Exact)?;
-    let (reference_output, reference_state) = recurrence::by_token(&built, &exact)?;
+    let (reference_output, reference_state) = recurrence::by_token(&built, &layer, &exact)?;
     let largest_decay = core
         .log_decay
         .and_then(|value| exact.values.get(&value))
@@ -147,6 +147,10 @@ pub fn check(workload: &Workload, extent: Extent) -> Result<NumericResult, Check
             );
             (sentence, Some(if worst.is_finite() { worst } else { here }))
         }
+        None if !layer.mechanism.uses("gram") => (
+            "the decay is constant or absent: no exponential is formed and none can overflow".to_owned(),
+            None,
+        ),
         None => (
             format!(
                 "the {} Gram forms differences before the exponential and cannot overflow",

@@ -3,9 +3,12 @@
 use ndarray::{Array2, ArrayD, Axis, Ix2, Slice};
 
 use super::check::{CheckError, tensor};
-use crate::graph::Value;
-use crate::layer::ReadConvention;
-use crate::mechanisms::{DeltaRuleInputs, LayerGraph, Recurrence};
+use crate::graph::{Value, retention_decay};
+use crate::layer::{Layer, ReadConvention};
+use crate::mechanisms::{
+    DeltaRuleInputs, DiagonalLowRankInputs, GatedOuterInputs, LayerGraph, NORMALISER_EPSILON, OuterDecay,
+    Readout, Recurrence,
+};
 use crate::numerics::reference::{self, Read};
 use crate::numerics::{Execution, Tensor};
 
@@ -15,6 +18,7 @@ use crate::numerics::{Execution, Tensor};
 /// Where a value does not have the shape its family needs: a fault of the mechanism.
 pub(super) fn by_token(
     built: &LayerGraph,
+    layer: &Layer,
     exact: &Execution<f64>,
 ) -> Result<(ArrayD<f64>, ArrayD<f64>), CheckError> {
     let output_shape = built.graph.ty(built.core.output).shape.clone();
@@ -35,6 +39,10 @@ pub(super) fn by_token(
                 };
                 let result = match &built.core.recurrence {
                     Recurrence::DeltaRule(inputs) => delta_rule(inputs, &head, &initial)?,
+                    Recurrence::GatedOuterProduct(inputs) => {
+                        gated_outer_product(inputs, layer, &head, &initial)?
+                    }
+                    Recurrence::DiagonalPlusLowRank(inputs) => diagonal_low_rank(inputs, &head, &initial)?,
                 };
                 put(&mut output, head.at, &result.outputs);
                 put(&mut state, head.at, &result.state);
@@ -78,14 +86,84 @@ fn delta_rule(
     let last = Slice::new(writes as isize - 1, None, writes as isize);
     query.slice_axis_mut(Axis(0), last).assign(&queries);
     let mut result = reference::delta_rule(&query, &write_key, &read_key, &value, &decay, initial, read)
-        .map_err(|e| CheckError::Shape {
-            what: "recurrence",
-            problem: e.to_string(),
-        })?;
+        .map_err(misfit)?;
     if writes > 1 {
         result.outputs = result.outputs.slice_axis(Axis(0), last).to_owned();
     }
     Ok(result)
+}
+
+#[allow(clippy::needless_pass_by_value)] // the signature `map_err` asks for
+fn misfit(error: reference::ShapeError) -> CheckError {
+    CheckError::Shape {
+        what: "recurrence",
+        problem: error.to_string(),
+    }
+}
+
+fn gated_outer_product(
+    inputs: &GatedOuterInputs,
+    layer: &Layer,
+    head: &Head<'_>,
+    initial: &Array2<f64>,
+) -> Result<reference::Recurrence, CheckError> {
+    let query = head.rows(inputs.query, "query")?;
+    let key = head.rows(inputs.key, "key")?;
+    let value = head.rows(inputs.value, "value")?;
+    let (rows, dk) = query.dim();
+    let decay = match inputs.decay {
+        OuterDecay::None => Array2::zeros((rows, dk)),
+        OuterDecay::Retention => {
+            let [_, key_head, value_head] = head.at;
+            let decay = retention_decay(key_head * layer.sharing() + value_head).ln();
+            // Rows that pad the last chunk are no tokens: the state stays as it is.
+            Array2::from_shape_fn((rows, dk), |(t, _)| if t < layer.tokens { decay } else { 0.0 })
+        }
+        OuterDecay::Given(log_decay) => channels(head.rows(log_decay, "log decay")?, dk),
+    };
+    let bonus = match inputs.bonus {
+        Some(bonus) => Some(head.rows(bonus, "bonus")?),
+        None => None,
+    };
+    let bonus = bonus.as_ref().map(|bonus| bonus.row(0));
+    let mut result =
+        reference::gated_outer_product(&query, &key, &value, &decay, bonus.as_deref(), initial)
+            .map_err(misfit)?;
+    match inputs.readout {
+        Readout::Plain => {}
+        Readout::Skip { weight, input } => {
+            let skip = head.rows(input, "skipped input")? * &head.rows(weight, "skip weight")?;
+            result.outputs += &skip;
+        }
+        Readout::Normalised { initial } => {
+            let start = match initial {
+                Some(initial) => head.rows(initial, "initial normaliser")?.reversed_axes(),
+                None => Array2::zeros((dk, 1)),
+            };
+            // The sum of keys is the state of a head whose values are all one.
+            let ones = Array2::ones((rows, 1));
+            let sums = reference::gated_outer_product(&query, &key, &ones, &decay, None, &start)
+                .map_err(misfit)?;
+            result.outputs /= &(sums.outputs + NORMALISER_EPSILON);
+        }
+    }
+    Ok(result)
+}
+
+fn diagonal_low_rank(
+    inputs: &DiagonalLowRankInputs,
+    head: &Head<'_>,
+    initial: &Array2<f64>,
+) -> Result<reference::Recurrence, CheckError> {
+    let operands = reference::DiagonalPlusLowRank {
+        q: &head.rows(inputs.query, "query")?,
+        k: &head.rows(inputs.key, "key")?,
+        v: &head.rows(inputs.value, "value")?,
+        a: &head.rows(inputs.write, "transition write")?,
+        b: &head.rows(inputs.read, "transition read")?,
+        l: &head.rows(inputs.log_decay, "log decay")?,
+    };
+    reference::diagonal_plus_low_rank(&operands, initial).map_err(misfit)
 }
 
 /// One head of core-layout tensors.

@@ -9,7 +9,7 @@ use crate::dtype::Dtype;
 use crate::graph::Precision;
 use crate::kernels::{Plan, Program};
 use crate::layer::{
-    DecayGate, GramVariant, InitialState, InverseVariant, Layer, OutputGate, PivotRow, ReadConvention,
+    DecayGate, FeatureMap, GramVariant, InitialState, InverseVariant, Layer, OutputGate, PivotRow, ReadConvention,
     StateFormat,
 };
 use crate::mechanisms::{Granularity, Mechanism, fields, gram_variants};
@@ -95,6 +95,10 @@ struct LayerFile {
     conv_width: Option<Size>,
     output_gate: Option<OutputGate>,
     gate_rank: Option<Size>,
+    decay_rank: Option<Size>,
+    mix_rank: Option<Size>,
+    feature_map: Option<FeatureMap>,
+    normaliser: Option<bool>,
     initial_state: Option<InitialState>,
     householder_steps: Option<Size>,
 }
@@ -428,6 +432,17 @@ fn layer(
     let conv_width = defaults.or(file.conv_width.map(|s| s.0), "conv_width", 4);
     let output_gate = defaults.or(file.output_gate, "output_gate", usual.output_gate);
     let gate_rank = defaults.or(file.gate_rank.map(|s| s.0), "gate_rank", value_dim);
+    let decay_rank = defaults.or(file.decay_rank.map(|s| s.0), "decay_rank", 64);
+    let mix_rank = defaults.or(file.mix_rank.map(|s| s.0), "mix_rank", 32);
+    let feature_map = defaults.or(file.feature_map, "feature_map", FeatureMap::Elu1);
+    let normaliser = defaults.or(file.normaliser, "normaliser", false);
+    if normaliser && feature_map == FeatureMap::Identity {
+        complain(
+            "normaliser",
+            "`feature_map: identity` gives sums of any sign, which cannot normalise; use `elu1` or `relu`, or `normaliser: false`"
+                .to_owned(),
+        );
+    }
     let initial_state = defaults.or(file.initial_state, "initial_state", InitialState::Zero);
     let householder_steps = if mechanism.uses("householder_steps") {
         defaults.or(file.householder_steps.map(|s| s.0), "householder_steps", 2)
@@ -497,6 +512,10 @@ fn layer(
         conv_width,
         output_gate,
         gate_rank,
+        decay_rank,
+        mix_rank,
+        feature_map,
+        normaliser,
         initial_state,
         householder_steps,
     };
@@ -567,6 +586,9 @@ fn optional_fields() -> impl Iterator<Item = &'static str> {
         fields::TILES,
         fields::DELTA,
         fields::HOUSEHOLDER,
+        fields::FEATURES,
+        fields::DECAY_RANK,
+        fields::MIX_RANK,
     ]
     .into_iter()
     .flatten()
