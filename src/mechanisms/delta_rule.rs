@@ -13,17 +13,29 @@
 //! S' = diag(e^G_C) S0 + (X . e^(G_C - G))^T U         O = (Q . e^G) S0 + P U
 //! ```
 
+use super::decode::{self, TokenInputs};
 use super::gram::{self, GramOperands, expand};
 use super::{Core, DeltaRuleInputs, GramExponent, Recurrence, append_inverse};
 use crate::dtype::Dtype;
 use crate::graph::{Builder, Function, Init, Precision, ReduceFunction, Role, Stage, Value};
-use crate::layer::{DecayGate, GramVariant, InitialState, Layer, PivotRow, ReadConvention, StateFormat};
+use crate::layer::{DecayGate, GramVariant, InitialState, Layer, Pass, PivotRow, ReadConvention, StateFormat};
 
 /// Largest finite value of FP8 E4M3.
 const FP8_E4M3_MAX: f64 = 448.0;
 
 /// Appends stages op3 (cumulative sum) to op7a and declares the outputs `o` and `state`.
 pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
+    if layer.pass == Pass::Decode {
+        let token = TokenInputs {
+            query: inputs.query,
+            write_key: inputs.write_key,
+            read_key: Some(inputs.read_key),
+            value: inputs.value,
+            step: Some(inputs.step),
+            log_decay: Some(inputs.log_decay),
+        };
+        return decode::append(b, layer, token, Recurrence::DeltaRule(inputs));
+    }
     let dk = layer.key_dim;
     let c = layer.chunk;
     let act = layer.activations;
@@ -79,9 +91,10 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) ->
     // One decay per key row of the state: a column vector.
     let chunk_decay = b.transpose_minor("e^G_C_rows", chunk_decay);
     let (initial, initial_state) = initial_carry(b, layer, inputs);
-    let (carries, stacks) = b.scan(
+    let (carries, stacks) = b.segmented_scan(
         "S",
         3,
+        &layer.first_chunks(),
         &initial,
         &[u0, w, x, chunk_decay],
         &[],
@@ -157,7 +170,7 @@ fn initial_carry(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> (Ve
     let value = b.dims(inputs.value);
     let decay = b.dims(inputs.log_decay);
     let dims = vec![
-        value[0],
+        value[0] * layer.sequences.len().max(1),
         value[1],
         value[2].max(decay[2]),
         layer.key_dim,
@@ -186,7 +199,7 @@ fn initial_carry(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> (Ve
 }
 
 /// The carried tensors of a state `[.., dk, width]` in f32: itself, rounded, or FP8 codes with a scale per row.
-fn encode_state(b: &mut Builder, format: StateFormat, state: Value) -> Vec<Value> {
+pub(super) fn encode_state(b: &mut Builder, format: StateFormat, state: Value) -> Vec<Value> {
     match format {
         StateFormat::F32 => vec![state],
         StateFormat::Bf16 => vec![b.cast("S_bf16", state, Dtype::Bf16)],
@@ -211,7 +224,7 @@ fn encode_state(b: &mut Builder, format: StateFormat, state: Value) -> Vec<Value
 }
 
 /// The state behind carried tensors: as it is, or codes times row scales in f32.
-fn decode_state(b: &mut Builder, format: StateFormat, carry: &[Value]) -> Value {
+pub(super) fn decode_state(b: &mut Builder, format: StateFormat, carry: &[Value]) -> Value {
     match format {
         StateFormat::F32 | StateFormat::Bf16 => carry[0],
         StateFormat::RowFp8 => {

@@ -15,6 +15,10 @@ const SHIPPED: &[(&str, &str)] = &[
     ("gdn", include_str!("../../workloads/gdn.yaml")),
     ("sla_r4_chip", include_str!("../../workloads/sla_r4_chip.yaml")),
     ("kda_chip", include_str!("../../workloads/kda_chip.yaml")),
+    ("kda_packed", include_str!("../../workloads/kda_packed.yaml")),
+    ("kda_decode", include_str!("../../workloads/kda_decode.yaml")),
+    ("gdn_decode", include_str!("../../workloads/gdn_decode.yaml")),
+    ("sla_r4_decode", include_str!("../../workloads/sla_r4_decode.yaml")),
 ];
 
 /// Names of the shipped workloads.
