@@ -1,9 +1,11 @@
 //! The layer: mechanism, sizes, formats and variants, every choice made.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::Dtype;
-use crate::graph::Precision;
+use crate::graph::{Precision, RowRun};
 use crate::mechanisms::Mechanism;
 
 /// How the two chunk Gram matrices are built (docs/model.md, "Gram variants").
@@ -173,6 +175,47 @@ pub enum InitialState {
     Given,
 }
 
+/// What the layer computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pass {
+    /// Whole sequences, chunk by chunk.
+    Forward,
+    /// One token of every sequence, state and convolution state in HBM.
+    Decode,
+}
+
+/// Which state the output of a decode step is read from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Readout {
+    /// `o = q S'`: waits for the update.
+    AfterUpdate,
+    /// `o = q (D S) + (q . x) u`: the same value, read together with the prediction.
+    BeforeUpdate,
+}
+
+/// Which unit contracts a vector with the state in a decode step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StateProducts {
+    /// Multiplications and a sum over rows on the vector unit.
+    Vector,
+    /// Products of one or two rows on the matrix unit.
+    Matrix,
+}
+
+/// Rows of one sequence among the padded rows of the core.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sequence {
+    /// First token.
+    pub token: usize,
+    /// First padded row, a multiple of the chunk.
+    pub row: usize,
+    /// Tokens, padding excluded.
+    pub tokens: usize,
+}
+
 /// One layer, every variant decided.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Layer {
@@ -180,8 +223,12 @@ pub struct Layer {
     pub mechanism: &'static Mechanism,
     /// Sequences.
     pub batch: usize,
-    /// Tokens of a sequence.
+    /// Tokens of a sequence; of all sequences together where they are packed.
     pub tokens: usize,
+    /// Lengths of the sequences packed one after the other into `tokens`; empty where every entry of the batch is one sequence.
+    pub sequences: Vec<usize>,
+    /// Rows that packed sequences are padded to, where more than their whole chunks are allocated.
+    pub padded_rows: Option<usize>,
     /// Width of the residual stream.
     pub model_width: usize,
     /// Key (and query) heads.
@@ -238,6 +285,12 @@ pub struct Layer {
     pub initial_state: InitialState,
     /// Writes (Householder factors of the transition) per token; 1 but for `DeltaProduct`.
     pub householder_steps: usize,
+    /// What is computed.
+    pub pass: Pass,
+    /// Where a decode step reads its output from.
+    pub readout: Readout,
+    /// Unit of the state products of a decode step.
+    pub state_products: StateProducts,
 }
 
 impl Layer {
@@ -247,10 +300,84 @@ impl Layer {
         self.value_heads / self.key_heads
     }
 
-    /// Chunks of a sequence, the last one padded.
+    /// Chunks of a sequence, the last one padded; of all packed sequences together, each padded to whole chunks.
     #[must_use]
     pub fn chunks(&self) -> usize {
-        self.tokens.div_ceil(self.chunk)
+        if self.sequences.is_empty() {
+            return self.tokens.div_ceil(self.chunk);
+        }
+        let whole: usize = self.sequences.iter().map(|n| n.div_ceil(self.chunk)).sum();
+        whole.max(self.padded_rows.unwrap_or(0) / self.chunk)
+    }
+
+    /// Sequences of an entry of the batch: the packed ones, or one.
+    #[must_use]
+    pub fn packed_sequences(&self) -> Vec<Sequence> {
+        if self.sequences.is_empty() {
+            return vec![Sequence {
+                token: 0,
+                row: 0,
+                tokens: self.tokens,
+            }];
+        }
+        let (mut token, mut row) = (0, 0);
+        let place = |&tokens: &usize| {
+            let sequence = Sequence { token, row, tokens };
+            token += tokens;
+            row += tokens.next_multiple_of(self.chunk);
+            sequence
+        };
+        self.sequences.iter().map(place).collect()
+    }
+
+    /// First tokens of the sequences of an entry of the batch.
+    #[must_use]
+    pub fn sequence_starts(&self) -> Vec<usize> {
+        self.packed_sequences().iter().map(|s| s.token).collect()
+    }
+
+    /// First chunks of the sequences of an entry of the batch. Chunks behind the last sequence hold nothing but padding and leave its state as it is.
+    #[must_use]
+    pub fn first_chunks(&self) -> Vec<usize> {
+        self.packed_sequences()
+            .iter()
+            .map(|s| s.row / self.chunk)
+            .collect()
+    }
+
+    /// Padded rows by token: every sequence followed by the zeros that fill its last chunk.
+    #[must_use]
+    pub fn padding_runs(&self) -> Arc<[RowRun]> {
+        let mut runs = Vec::new();
+        let mut filled = 0;
+        let zeros = |runs: &mut Vec<RowRun>, filled: usize, until: usize| {
+            if until > filled {
+                let rows = until - filled;
+                runs.push(RowRun { from: None, rows });
+            }
+        };
+        for Sequence { token, row, tokens } in self.packed_sequences() {
+            zeros(&mut runs, filled, row);
+            runs.push(RowRun {
+                from: Some(token),
+                rows: tokens,
+            });
+            filled = row + tokens;
+        }
+        zeros(&mut runs, filled, self.padded_tokens());
+        runs.into()
+    }
+
+    /// Tokens by padded row: what [`Layer::padding_runs`] put in, taken out again.
+    #[must_use]
+    pub fn token_runs(&self) -> Arc<[RowRun]> {
+        self.packed_sequences()
+            .iter()
+            .map(|s| RowRun {
+                from: Some(s.row),
+                rows: s.tokens,
+            })
+            .collect()
     }
 
     /// Tokens of a sequence with the padding of the last chunk.
@@ -295,8 +422,26 @@ impl Layer {
         } else {
             String::new()
         };
+        if self.pass == Pass::Decode {
+            return format!(
+                "{} decode of {} sequences, d={} key heads {}x{} value heads {}x{}{tiles}, {} activations, {} state",
+                self.mechanism.name,
+                self.batch,
+                self.model_width,
+                self.key_heads,
+                self.key_dim,
+                self.value_heads,
+                self.value_dim,
+                self.activations,
+                self.state.name(),
+            );
+        }
+        let packed = match self.sequences.len() {
+            0 => String::new(),
+            n => format!(" in {n} packed sequences of {} rows,", self.padded_tokens()),
+        };
         let mut line = format!(
-            "{} B={} T={} d={} key heads {}x{} value heads {}x{} chunk {}{tiles}, {} activations, {} state",
+            "{} B={} T={}{packed} d={} key heads {}x{} value heads {}x{} chunk {}{tiles}, {} activations, {} state",
             self.mechanism.name,
             self.batch,
             self.tokens,

@@ -1,6 +1,8 @@
 //! Appending nodes and inferring their types.
 
-use super::op::{Function, Init, Mask, Op, Precision, ReduceFunction, Role, Scan};
+use std::sync::Arc;
+
+use super::op::{Function, Init, Mask, Op, Precision, ReduceFunction, Role, RowRun, Scan};
 use super::{Graph, Node, Operand, Shape, Stage, TensorType, Value};
 use crate::dtype::Dtype;
 
@@ -410,6 +412,29 @@ impl Builder {
         self.append(name, op, &[a], vec![result])
     }
 
+    /// Runs of rows of dimension `axis` one after the other, with zeros where a run has no source.
+    pub fn gather_rows(&mut self, name: &str, a: Value, axis: usize, runs: &Arc<[RowRun]>) -> Value {
+        let op = Op::GatherRows {
+            axis,
+            runs: Arc::clone(runs),
+        };
+        let ty = self.ty(a).clone();
+        let Some(&extent) = ty.shape.dims().get(axis) else {
+            return self.fail(name, &op, a, format!("{ty} has no dimension {axis}"));
+        };
+        if let Some(run) = runs
+            .iter()
+            .find(|run| run.from.is_some_and(|from| from + run.rows > extent))
+        {
+            return self.fail(name, &op, a, format!("{run:?} is outside dimension {axis} of {ty}"));
+        }
+        let result = TensorType {
+            shape: ty.shape.with(axis, runs.iter().map(|run| run.rows).sum()),
+            dtype: ty.dtype,
+        };
+        self.append(name, op, &[a], vec![result])
+    }
+
     /// Every element of the minor dimension repeated `times` times in place.
     pub fn repeat_minor(&mut self, name: &str, a: Value, times: usize) -> Value {
         let ty = self.ty(a).clone();
@@ -425,16 +450,51 @@ impl Builder {
         self.append(name, Op::RepeatMinor { times }, &[a], vec![result])
     }
 
-    /// Depthwise causal convolution of `x [.., T, E]` with `taps [width, E]`.
+    /// Depthwise causal convolution of `x [.., T, E]` with `taps [width, E]`, rows before the first one zero.
     pub fn causal_convolution(&mut self, name: &str, x: Value, taps: Value) -> Value {
+        self.convolution(name, x, taps, None, &[0])
+    }
+
+    /// Depthwise causal convolution of `x [.., T, E]` with `taps [width, E]`, sequence by sequence: `starts` are their first rows.
+    pub fn causal_convolution_packed(&mut self, name: &str, x: Value, taps: Value, starts: &[usize]) -> Value {
+        self.convolution(name, x, taps, None, starts)
+    }
+
+    /// Depthwise causal convolution of `x [.., T, E]` with `taps [width, E]` that continues after `history [.., width - 1, E]`.
+    pub fn causal_convolution_after(&mut self, name: &str, x: Value, taps: Value, history: Value) -> Value {
+        self.convolution(name, x, taps, Some(history), &[0])
+    }
+
+    fn convolution(
+        &mut self,
+        name: &str,
+        x: Value,
+        taps: Value,
+        history: Option<Value>,
+        starts: &[usize],
+    ) -> Value {
         let (tx, tt) = (self.ty(x).clone(), self.ty(taps).clone());
+        let width = tt.shape.from_end(1);
         let op = Op::CausalConvolution {
-            width: tt.shape.from_end(1),
+            width,
+            starts: starts.into(),
         };
         if tx.shape.rank() < 2 || tt.shape.rank() != 2 || tx.shape.from_end(0) != tt.shape.from_end(0) {
             return self.fail(name, &op, x, format!("taps {tt} do not fit {tx}"));
         }
-        self.append(name, op, &[x, taps], vec![tx])
+        if !ascending_from_zero(starts, tx.shape.from_end(1)) {
+            let problem = format!("{} sequence starts do not ascend from 0 inside {tx}", starts.len());
+            return self.fail(name, &op, x, problem);
+        }
+        let mut operands = vec![x, taps];
+        if let Some(history) = history {
+            let th = self.ty(history).clone();
+            if width < 2 || th.shape != tx.shape.with(tx.shape.rank() - 2, width - 1) {
+                return self.fail(name, &op, x, format!("history {th} does not fit {tx} and {width} taps"));
+            }
+            operands.push(history);
+        }
+        self.append(name, op, &operands, vec![tx])
     }
 
     /// `(I + l)^-1 b` by forward substitution, `l [.., n, n]` strictly lower, `b [.., n, w]`.
@@ -475,6 +535,26 @@ impl Builder {
     where
         F: FnOnce(&mut Builder, &[Value], &[Value], &[Value]) -> (Vec<Value>, Vec<Value>),
     {
+        self.segmented_scan(name, axis, &[0], carries, scanned, invariants, body)
+    }
+
+    /// A [`Builder::scan`] over sequences one after the other: at every trip of `segments` the carries start anew.
+    ///
+    /// With several segments, carries have one entry per segment in dimension 0, here and in the results; the body sees one of them.
+    #[expect(clippy::too_many_arguments, reason = "the operands of a loop, each of its own kind")]
+    pub fn segmented_scan<F>(
+        &mut self,
+        name: &str,
+        axis: usize,
+        segments: &[usize],
+        carries: &[Value],
+        scanned: &[Value],
+        invariants: &[Value],
+        body: F,
+    ) -> (Vec<Value>, Vec<Value>)
+    where
+        F: FnOnce(&mut Builder, &[Value], &[Value], &[Value]) -> (Vec<Value>, Vec<Value>),
+    {
         let mut inner = Builder::new(self.stage);
         let mut trips = None;
         let mut declare =
@@ -490,6 +570,14 @@ impl Builder {
                         );
                     } else {
                         shape = shape.without(axis);
+                    }
+                }
+                if label == "carry" && segments.len() > 1 {
+                    if shape.dims().first() == Some(&segments.len()) {
+                        shape = shape.with(0, 1);
+                    } else {
+                        let problem = format!("carry {ty} has no entry for each of {} segments", segments.len());
+                        inner.fail_scan(name, problem);
                     }
                 }
                 let dims = shape.dims().to_vec();
@@ -530,6 +618,10 @@ impl Builder {
             );
         }
         let trips = trips.unwrap_or(0);
+        if !ascending_from_zero(segments, trips) {
+            let problem = format!("{} segments do not ascend from 0 below {trips} trips", segments.len());
+            inner.fail_scan(name, problem);
+        }
         let mut results: Vec<TensorType> = carries.iter().map(|&value| self.ty(value).clone()).collect();
         for (i, &value) in next.iter().enumerate() {
             inner.output(&format!("carry{i}"), value);
@@ -552,6 +644,7 @@ impl Builder {
                     axis,
                     carries: carries.len(),
                     scanned: scanned.len(),
+                    segments: segments.into(),
                     body: graph,
                 };
                 let operands: Vec<Value> = carries.iter().chain(scanned).chain(invariants).copied().collect();
@@ -618,4 +711,11 @@ impl Builder {
             problem,
         });
     }
+}
+
+/// Whether `starts` begin with 0, ascend, and stay below `end`; a single start of an empty range is fine.
+fn ascending_from_zero(starts: &[usize], end: usize) -> bool {
+    starts.first() == Some(&0)
+        && starts.is_sorted_by(|a, b| a < b)
+        && (starts.len() == 1 || starts.last().is_some_and(|&last| last < end))
 }

@@ -13,7 +13,7 @@ mod table;
 pub mod work;
 
 pub use build::{BuildError, Builder};
-pub use op::{Function, Init, Mask, Op, Precision, ReduceFunction, Role, Scan, matmul_dtype};
+pub use op::{Function, Init, Mask, Op, Precision, ReduceFunction, Role, RowRun, Scan, matmul_dtype};
 pub use shape::{Shape, TensorType};
 pub use stage::Stage;
 pub use table::{Table, retention_decay};

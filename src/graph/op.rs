@@ -1,5 +1,7 @@
 //! The operations of the graph.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use super::{Graph, Table};
@@ -223,11 +225,24 @@ pub enum Init {
     Table(Table),
 }
 
+/// Neighbouring rows that [`Op::GatherRows`] takes, or rows of zeros it inserts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct RowRun {
+    /// First row of the operand; `None` for rows of zeros.
+    pub from: Option<usize>,
+    /// Rows.
+    pub rows: usize,
+}
+
 /// A loop with a carried state, a body and a trip count.
 ///
 /// Operands of the node and inputs of the body stand in the same order: initial carries, scanned operands, invariants. A
 /// scanned operand loses dimension `axis` inside the body. Outputs of the body are the next carries, then the values
 /// that the node stacks along `axis`. Results of the node are the final carries, then the stacks.
+///
+/// A loop over several sequences one after the other is cut into segments, each of which starts from initial carries of its own: carries
+/// have the number of segments as extent of dimension 0 outside and extent 1 inside the body. Replacing the carry costs no arithmetic and, unlike a
+/// product with a flag, cannot turn an infinity of one sequence into a NaN of the next.
 #[derive(Debug, Clone)]
 pub struct Scan {
     /// Iterations.
@@ -238,6 +253,8 @@ pub struct Scan {
     pub carries: usize,
     /// Number of scanned operands.
     pub scanned: usize,
+    /// First trip of every segment, ascending from 0; one segment is the ordinary loop.
+    pub segments: Arc<[usize]>,
     /// One iteration.
     pub body: Graph,
 }
@@ -312,16 +329,26 @@ pub enum Op {
         /// Dimension.
         axis: usize,
     },
+    /// Runs of rows of one dimension one after the other, zeros where a run says so: an address computation per run, so that the table is as
+    /// long as there are sequences, not rows.
+    GatherRows {
+        /// Dimension.
+        axis: usize,
+        /// What the result holds, in order.
+        runs: Arc<[RowRun]>,
+    },
     /// Every element of the minor dimension repeated in place: a tile's decay onto its lanes.
     RepeatMinor {
         /// Repetitions.
         times: usize,
     },
-    /// Depthwise causal convolution along dimension `rank - 2`; operands: `x [.., T, E]` and taps `[width, E]`,
-    /// the last tap on the current token. Rows before the start are zero.
+    /// Depthwise causal convolution along dimension `rank - 2`; operands: `x [.., T, E]`, taps `[width, E]`, the last tap on the current
+    /// token, and optionally the rows `[.., width - 1, E]` before the first one, which are zero otherwise.
     CausalConvolution {
         /// Taps.
         width: usize,
+        /// First rows of the sequences that stand one after the other, ascending from 0: a tap never reaches before its own sequence.
+        starts: Arc<[usize]>,
     },
     /// Forward substitution `X = (I + L)^-1 B`, row by row; operands: `L [.., n, n]` (its strictly lower part is used) and
     /// `B [.., n, w]`. A chain of `n - 1` dependent row updates.
@@ -349,6 +376,7 @@ impl Op {
             Op::Slice { .. } => "slice",
             Op::Concatenate { .. } => "concatenate",
             Op::Pad { .. } => "pad",
+            Op::GatherRows { .. } => "gather rows",
             Op::RepeatMinor { .. } => "repeat",
             Op::CausalConvolution { .. } => "causal convolution",
             Op::ForwardSubstitution => "forward substitution",
@@ -369,6 +397,7 @@ impl Op {
                 | Op::Slice { .. }
                 | Op::Concatenate { .. }
                 | Op::Pad { .. }
+                | Op::GatherRows { .. }
         )
     }
 }

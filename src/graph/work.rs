@@ -133,7 +133,8 @@ pub fn node_work(graph: &Graph, id: NodeId) -> Work {
         | Op::Reshape
         | Op::Slice { .. }
         | Op::Concatenate { .. }
-        | Op::Pad { .. } => Work::default(),
+        | Op::Pad { .. }
+        | Op::GatherRows { .. } => Work::default(),
         Op::Transpose { permutation } => {
             let moves_lanes = permutation.last().is_some_and(|&p| p + 1 != permutation.len());
             Work {
@@ -171,7 +172,7 @@ pub fn node_work(graph: &Graph, id: NodeId) -> Work {
             cross_lane: elements,
             ..Work::default()
         },
-        Op::CausalConvolution { width } => vector(elements * (2 * *width as u64 - 1)),
+        Op::CausalConvolution { width, .. } => vector(elements * (2 * *width as u64 - 1)),
         Op::ForwardSubstitution => {
             let n = result.shape.from_end(1) as u64;
             vector(result.shape.batch() * n * n.saturating_sub(1) * result.shape.from_end(0) as u64)

@@ -82,7 +82,11 @@ fn base(graph: &Graph, mut value: Value) -> Vec<Value> {
     loop {
         let node = graph.node(value.node);
         match node.op {
-            Op::Reshape | Op::Slice { .. } | Op::Pad { .. } | Op::Concatenate { .. } => {
+            Op::Reshape
+            | Op::Slice { .. }
+            | Op::Pad { .. }
+            | Op::GatherRows { .. }
+            | Op::Concatenate { .. } => {
                 pending.extend(graph.operands(value.node));
             }
             Op::Transpose { ref permutation } if keeps_minor(permutation) => {
@@ -135,7 +139,19 @@ fn transfers(graph: &Graph, members: &BTreeSet<NodeId>) -> (Vec<Transfer>, Vec<T
         }
     }
     for (_, output) in graph.outputs() {
-        for source in base(graph, *output) {
+        let bases = base(graph, *output);
+        let copies = members.contains(&output.node)
+            && is_free(graph.node(output.node))
+            && bases.iter().any(|source| {
+                !members.contains(&source.node)
+                    && !matches!(graph.node(source.node).op, Op::Fill(_) | Op::Identity)
+            });
+        if copies {
+            // A view of something the kernel did not make has to be written by it: a convolution state moved on by a token.
+            written.insert(*output);
+            continue;
+        }
+        for source in bases {
             if members.contains(&source.node) && !matches!(graph.node(source.node).op, Op::Fill(_)) {
                 written.insert(source);
             }
@@ -176,6 +192,21 @@ fn grid(graph: &Graph, members: &BTreeSet<NodeId>, reads: &[Transfer], writes: &
     if let Some(grid) = scans.max_by_key(|grid| grid.parallel) {
         return grid;
     }
+    // A decode step runs over the states it reads: (batch, key head, value head).
+    let states = members
+        .iter()
+        .flat_map(|&id| graph.operands(id))
+        .find_map(|operand| {
+            let dims = graph.ty(operand).shape.dims();
+            let state = matches!(graph.node(operand.node).op, Op::Input { role: Role::State, .. });
+            (state && dims.len() == 5).then(|| dims[..3].iter().map(|&d| d as u64).product())
+        });
+    if let Some(parallel) = states {
+        return Grid {
+            parallel,
+            sequential: 1,
+        };
+    }
     // Kernels of the core without a scan run over (batch, head, chunk): the leading dimensions of their products.
     let product = members
         .iter()
@@ -202,7 +233,10 @@ fn carried_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
         .iter()
         .map(|&id| match &graph.node(id).op {
             // The working copy of the state is f32 whatever format it is rounded to between chunks.
-            Op::Scan(scan) => 4 * graph.node(id).results[0].shape.elements() * u64::from(scan.carries > 0),
+            // Sequences that follow each other use the same copy one after the other.
+            Op::Scan(scan) if scan.carries > 0 => {
+                4 * graph.node(id).results[0].shape.elements() / scan.segments.len().max(1) as u64
+            }
             _ => 0,
         })
         .sum()
@@ -407,9 +441,9 @@ fn kind(graph: &Graph, id: NodeId) -> OpKind {
                 vector(input, 1.0, 0.0)
             }
         }
-        Op::CausalConvolution { width } => {
-            // Each earlier token is a shift of the rows, which the cross-lane unit does.
-            let shifts = (width - 1) as f64;
+        Op::CausalConvolution { width, .. } => {
+            // Each earlier token is a shift of the rows, which the cross-lane unit does; a lone token finds its history beside it.
+            let shifts = (width - 1).min(shape.from_end(1).saturating_sub(1)) as f64;
             with_lanes(
                 shape,
                 (2 * width - 1) as f64,

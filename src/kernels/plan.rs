@@ -20,6 +20,8 @@ pub struct Group {
     pub last: Stage,
     /// What a program works on, for a launch that carries a state; others take as many units as fit on chip.
     pub program: Option<Program>,
+    /// What the launch does, where its stages do not say it.
+    pub named: Option<&'static str>,
 }
 
 impl Group {
@@ -45,6 +47,9 @@ impl Group {
     /// What the launch does.
     #[must_use]
     pub fn title(&self) -> String {
+        if let Some(name) = self.named {
+            return name.to_owned();
+        }
         match (self.first, self.last) {
             (first, last) if first == last => first.title().to_owned(),
             (Stage::Gates, Stage::WyFactors) => "gates, Gram, inverse, WY factors".to_owned(),
@@ -81,11 +86,13 @@ impl Plan {
             first,
             last,
             program: None,
+            named: None,
         };
         let scan = |first, last| Group {
             first,
             last,
             program: Some(program),
+            named: None,
         };
         let groups = match name {
             "unfused" => vec![
@@ -100,6 +107,40 @@ impl Plan {
                 span(Projections, Projections),
                 scan(Convolution, Output),
                 span(OutputNorm, OutputProjection),
+            ],
+            _ => return None,
+        };
+        Some(Plan {
+            name: name.to_owned(),
+            groups,
+        })
+    }
+
+    /// A plan of a decode step by name.
+    ///
+    /// `unfused`: a launch per stage. `fused`: ops 2 to 7a in one launch, so that the state crosses HBM once in each direction.
+    #[must_use]
+    pub fn decode(name: &str) -> Option<Plan> {
+        use Stage::{Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan};
+        let span = |first, last, named| Group {
+            first,
+            last,
+            program: None,
+            named,
+        };
+        let groups = match name {
+            "unfused" => vec![
+                span(Projections, Projections, None),
+                span(Convolution, Convolution, None),
+                span(Gates, Gates, Some("decay and step-size gates")),
+                span(StateScan, StateScan, Some("state update")),
+                span(Output, Output, Some("state readout")),
+                span(OutputNorm, OutputProjection, None),
+            ],
+            "fused" => vec![
+                span(Projections, Projections, None),
+                span(Convolution, Output, Some("convolution to output, one token")),
+                span(OutputNorm, OutputProjection, None),
             ],
             _ => return None,
         };

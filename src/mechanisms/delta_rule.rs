@@ -13,13 +13,14 @@
 //! S' = diag(e^G_C) S0 + (X . e^(G_C - G))^T U         O = (Q . e^G) S0 + P U
 //! ```
 
+use super::decode::{self, TokenInputs};
 use super::gram::{self, Decays, GramOperands, expand};
 use super::layer::Qkv;
 use super::state::{decode_state, encode_state, initial_carry, state_operand};
 use super::{Core, DeltaRuleInputs, GramExponent, Recurrence, append_inverse};
 use crate::dtype::Dtype;
 use crate::graph::{Builder, Precision, Stage, Value};
-use crate::layer::{DecayGate, Layer, ReadConvention};
+use crate::layer::{DecayGate, Layer, Pass, ReadConvention};
 
 impl DeltaRuleInputs {
     /// Write and read key are the key, the value is the value, the read convention is the layer's; neither step size nor decay. A mechanism changes
@@ -42,6 +43,17 @@ impl DeltaRuleInputs {
 ///
 /// `layer.chunk` is the number of keys of a chunk; the queries may be fewer ([`Layer::micro_steps`]).
 pub fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
+    if layer.pass == Pass::Decode {
+        let token = TokenInputs {
+            query: inputs.query,
+            write_key: inputs.write_key,
+            read_key: Some(inputs.read_key),
+            value: inputs.value,
+            step: inputs.step,
+            log_decay: inputs.log_decay,
+        };
+        return decode::append(b, layer, token, Recurrence::DeltaRule(inputs));
+    }
     let c = layer.chunk;
     let act = layer.activations;
 
@@ -91,9 +103,10 @@ pub fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
     }));
     let value = b.dims(inputs.value);
     let shared = inputs.log_decay.map_or(1, |decay| b.dims(decay)[2]);
-    let state = [value[0], value[1], value[2].max(shared), layer.key_dim, value[5]];
+    let sequences = value[0] * layer.sequences.len().max(1);
+    let state = [sequences, value[1], value[2].max(shared), layer.key_dim, value[5]];
     let (initial, initial_state) = initial_carry(b, layer, state);
-    let (carries, stacks) = b.scan("S", 3, &initial, &slices, &[], |body, carry, slice, _| {
+    let (carries, stacks) = b.segmented_scan("S", 3, &layer.first_chunks(), &initial, &slices, &[], |body, carry, slice, _| {
         let (u0, w, x) = (slice[0], slice[1], slice[2]);
         let s = decode_state(body, layer.state, carry);
         let operand = state_operand(body, layer, s, carry);

@@ -2,10 +2,12 @@
 
 use crate::dtype::Dtype;
 use crate::graph::{Builder, Function, Init, Precision, Role, Stage, Value};
-use crate::layer::{Layer, OutputGate};
+use crate::layer::{Layer, OutputGate, Pass};
 
 /// Epsilon of the query/key L2 norm (flash-linear-attention and Tokamax use 1e-6).
 const L2_EPSILON: f64 = 1e-6;
+/// Name of the convolution state, as an input and as an output of a decode step.
+pub(super) const CONV_STATE: &str = "conv_state";
 /// Epsilon of the output RMS norm (flash-linear-attention default).
 const RMS_EPSILON: f64 = 1e-5;
 
@@ -140,9 +142,16 @@ pub(super) fn convolve(b: &mut Builder, layer: &Layer, qkv: Value) -> Value {
             std: (layer.conv_width as f64).sqrt().recip(),
         },
     );
+    let history = decode_history(b, layer, qkv);
     let qkv = b.cast("qkv_f32", qkv, Dtype::F32);
     let taps = b.cast("conv_taps_f32", taps, Dtype::F32);
-    b.causal_convolution("conv", qkv, taps)
+    match history {
+        Some(history) => {
+            let history = b.cast("conv_state_f32", history, Dtype::F32);
+            b.causal_convolution_after("conv", qkv, taps, history)
+        }
+        None => b.causal_convolution_packed("conv", qkv, taps, &layer.sequence_starts()),
+    }
 }
 
 /// Channels of queries, keys and values: `[B, T, Hk dk]`, and `[B, T, n Hk dk]` and `[B, T, n Hv dv]` with `n` writes per token.
@@ -183,6 +192,25 @@ pub(super) fn chunked(
     Qkv { query, key, value }
 }
 
+/// The rows before a decoded token, `[B, width - 1, E]`: the input `conv_state`, moved on by the token into the output of that name.
+fn decode_history(b: &mut Builder, layer: &Layer, qkv: Value) -> Option<Value> {
+    let rows = layer.conv_width - 1;
+    if layer.pass != Pass::Decode || rows == 0 {
+        return None;
+    }
+    let history = b.input(
+        CONV_STATE,
+        [layer.batch, rows, layer.qkv_width()],
+        layer.activations,
+        Role::State,
+        Init::Normal { std: 1.0 },
+    );
+    let window = b.concatenate("conv_window", &[history, qkv], 1);
+    let next = b.slice("conv_state_next", window, 1, 1, rows);
+    b.output(CONV_STATE, next);
+    Some(history)
+}
+
 /// Keys of every head, divided by their length: `[B, T, heads, dk]` in f32.
 pub(super) fn unit_length(b: &mut Builder, layer: &Layer, name: &str, channels: Value) -> Value {
     let heads = b.shape(channels).from_end(0) / layer.key_dim;
@@ -207,7 +235,7 @@ pub(super) fn unit_length(b: &mut Builder, layer: &Layer, name: &str, channels: 
 }
 
 /// Brings `[B, T, heads * shared * channels]` (any grouping of the trailing extents) into core layout
-/// `[B, heads, shared, N, C, channels]`, the last chunk padded with zeros.
+/// `[B, heads, shared, N, C, channels]`, the last chunk of every sequence padded with zeros.
 pub fn core_layout(
     b: &mut Builder,
     layer: &Layer,
@@ -222,7 +250,11 @@ pub fn core_layout(
         tokens_first,
         [layer.batch, layer.tokens, heads, shared, channels],
     );
-    let padded = b.pad(&format!("{name}_padded"), flat, 1, layer.padded_tokens());
+    let padded = if layer.sequences.is_empty() {
+        b.pad(&format!("{name}_padded"), flat, 1, layer.padded_tokens())
+    } else {
+        b.gather_rows(&format!("{name}_padded"), flat, 1, &layer.padding_runs())
+    };
     let chunks = b.reshape(
         &format!("{name}_chunks"),
         padded,
@@ -245,7 +277,11 @@ pub(super) fn token_layout(b: &mut Builder, layer: &Layer, core_output: Value) -
             layer.key_heads * shared * channels,
         ],
     );
-    let cut = b.slice("o_cut", flat, 1, 0, layer.tokens);
+    let cut = if layer.sequences.is_empty() {
+        b.slice("o_cut", flat, 1, 0, layer.tokens)
+    } else {
+        b.gather_rows("o_cut", flat, 1, &layer.token_runs())
+    };
     b.reshape(
         "o_heads",
         cut,

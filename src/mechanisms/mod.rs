@@ -12,6 +12,7 @@
 //! dimension, so its third dimension is 1 everywhere.
 
 mod comba;
+mod decode;
 pub mod delta_rule;
 mod deltanet;
 mod deltaproduct;
@@ -243,11 +244,12 @@ pub struct Core {
     pub value: Value,
     /// Log decays that enter the core, for their range; absent where the decay is constant.
     pub log_decay: Option<Value>,
-    /// Initial state `[B, Hk, R, dk, width]`, where the layer starts from a given one.
+    /// Initial state `[B, Hk, R, dk, width]`, where the layer starts from a given one; `B` counts sequences where they are packed.
     pub initial_state: Option<Value>,
     /// Core output before the output norm, `[B, Hk, R, N, C, width]`.
     pub output: Value,
-    /// Final state `[B, Hk, R, dk, width]`.
+    /// Final state `[B, Hk, R, dk, width]`; `B` counts sequences where they are packed. A decode step hands it over as it is stored: FP8 codes
+    /// lack their scale here.
     pub final_state: Value,
     /// Exponent of the Gram operands, where the variant has such a limit.
     pub gram_exponent: Option<GramExponent>,

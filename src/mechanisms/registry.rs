@@ -31,6 +31,20 @@ pub mod fields {
     pub const MIX_RANK: &[&str] = &["mix_rank"];
     /// Chunk inverse without the rest of the delta rule.
     pub const INVERSE: &[&str] = &["inverse", "inverse_precision", "neumann_steps"];
+    /// Sequences of different lengths packed one after the other.
+    pub const PACKED: &[&str] = &["sequences", "padded_rows"];
+    /// One token per sequence; a mechanism that reads these builds its graph for [`crate::layer::Pass::Decode`] too.
+    pub const DECODE: &[&str] = &["readout", "state_products"];
+    /// Fields of the chunk form, without meaning for a decode step.
+    pub const CHUNK_FORM: &[&str] = &[
+        "gram",
+        "pivot",
+        "inverse",
+        "inverse_precision",
+        "neumann_steps",
+        "sequences",
+        "padded_rows",
+    ];
     /// Chunk Gram matrices.
     pub const GRAM: &[&str] = &["gram", "pivot"];
     /// Data-dependent decay.

@@ -287,7 +287,11 @@ impl<R: Real> Run<'_, R> {
             Op::Concatenate { axis } => layout::concatenate(operands.make_contiguous(), *axis, dims),
             Op::Pad { axis } => layout::pad(&next()?, *axis, dims),
             Op::RepeatMinor { times } => layout::repeat_minor(&next()?, *times, dims, finish),
-            Op::CausalConvolution { .. } => sequential::causal_convolution(&next()?, &next()?, finish),
+            Op::GatherRows { axis, runs } => layout::gather_rows(&next()?, *axis, runs, dims),
+            Op::CausalConvolution { starts, .. } => {
+                let (x, taps) = (next()?, next()?);
+                sequential::causal_convolution(&x, &taps, next().ok().as_ref(), starts, finish)
+            }
             Op::ForwardSubstitution => sequential::forward_substitution(&next()?, next()?, dims, finish),
         })
     }
@@ -297,6 +301,12 @@ impl<R: Real> Run<'_, R> {
         let mut operands: Vec<Tensor<R>> = self.take(step, false).into();
         let invariants = operands.split_off((scan.carries + scan.scanned).min(operands.len()));
         let scanned = operands.split_off(scan.carries.min(operands.len()));
+        // Several segments start from their own slices of the initial carries and leave theirs in the final ones.
+        let segments = (scan.segments.len() > 1).then_some(&scan.segments);
+        let mut finals: Vec<Tensor<R>> = match segments {
+            Some(_) => operands.clone(),
+            None => Vec::new(),
+        };
         let mut carries: Vec<Option<Tensor<R>>> = operands.into_iter().map(Some).collect();
         let positions: BTreeMap<NodeId, usize> = scan
             .body
@@ -310,7 +320,16 @@ impl<R: Real> Run<'_, R> {
             .map(|ty| zeros::<R>(ty.shape.dims()))
             .collect();
         let within = self.within.or(Some(step.node.stage));
+        let mut segment = 0;
         for trip in 0..scan.trips {
+            if let Some(segments) = segments {
+                if segments.get(segment + 1) == Some(&trip) {
+                    segment += 1;
+                }
+                if segments[segment] == trip {
+                    carries = finals.iter().map(|all| Some(entry(all, segment))).collect();
+                }
+            }
             let mut run = Run {
                 arithmetic: self.arithmetic,
                 slots: empty_slots(body),
@@ -340,6 +359,19 @@ impl<R: Real> Run<'_, R> {
                 .iter()
                 .map(|value| result(*value))
                 .collect();
+            if let Some(segments) = segments
+                && (segments.get(segment + 1) == Some(&(trip + 1)) || trip + 1 == scan.trips)
+            {
+                for (all, last) in finals.iter_mut().zip(&carries) {
+                    if let Some(last) = last {
+                        all.index_axis_mut(Axis(0), segment)
+                            .assign(&last.index_axis(Axis(0), 0));
+                    }
+                }
+            }
+        }
+        if segments.is_some() {
+            carries = finals.into_iter().map(Some).collect();
         }
         let results = carries
             .into_iter()
@@ -373,6 +405,13 @@ impl<R: Real> Run<'_, R> {
             minus_infinity_fails: matches!(step.node.op, Op::MatMul { .. } | Op::ForwardSubstitution),
         }
     }
+}
+
+/// The initial carry of one segment, which keeps dimension 0 with extent 1.
+fn entry<R: Real>(all: &Tensor<R>, segment: usize) -> Tensor<R> {
+    all.slice_axis(Axis(0), (segment..=segment).into())
+        .to_owned()
+        .into_shared()
 }
 
 /// A tensor made on chip from the position of every element. It holds what it was asked to hold and is not checked.

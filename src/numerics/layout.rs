@@ -4,7 +4,7 @@ use ndarray::{Axis, IxDyn, Slice};
 
 use super::real::{Real, Tensor};
 use super::sweep::{Finish, Outcome, Tally, around, copy, elements, elements_mut, standard, sweep, zeros};
-use crate::graph::Work;
+use crate::graph::{RowRun, Work};
 
 /// The same elements in row-major order under another shape; free where the operand is row-major already.
 pub(super) fn reshape<R: Real>(a: Tensor<R>, dims: &[usize]) -> Outcome<R> {
@@ -84,6 +84,29 @@ pub(super) fn pad<R: Real>(a: &Tensor<R>, axis: usize, dims: &[usize]) -> Outcom
         let first = offset / (extent * inner);
         for (i, row) in block.chunks_exact_mut(extent * inner).enumerate() {
             row[..length].copy_from_slice(&x[(first + i) * length..][..length]);
+        }
+        Tally::default()
+    });
+    Outcome::moved(out.into_shared())
+}
+
+/// Runs of rows of `axis` one after the other, zeros where a run has no source.
+pub(super) fn gather_rows<R: Real>(a: &Tensor<R>, axis: usize, runs: &[RowRun], dims: &[usize]) -> Outcome<R> {
+    let (_, extent, inner) = around(dims, axis);
+    let rows = a.shape()[axis];
+    let x = elements(a);
+    let mut out = zeros(dims);
+    sweep(elements_mut(&mut out), extent * inner, |offset, block| {
+        let first = offset / (extent * inner).max(1);
+        for (i, mut rest) in block.chunks_exact_mut((extent * inner).max(1)).enumerate() {
+            let source = &x[(first + i) * rows * inner..][..rows * inner];
+            for run in runs {
+                let (part, tail) = rest.split_at_mut(run.rows * inner);
+                if let Some(from) = run.from {
+                    part.copy_from_slice(&source[from * inner..][..run.rows * inner]);
+                }
+                rest = tail;
+            }
         }
         Tally::default()
     });

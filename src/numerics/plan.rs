@@ -80,9 +80,11 @@ impl<'g> Plan<'g> {
                     match self.steps[c].node.op {
                         Op::Select { .. } => marks.own[c],
                         Op::Slice { .. } | Op::Cast => marks.own[c] && leaks[c],
-                        Op::Reshape | Op::Transpose { .. } | Op::Concatenate { .. } | Op::Pad { .. } => {
-                            leaks[c]
-                        }
+                        Op::Reshape
+                        | Op::Transpose { .. }
+                        | Op::Concatenate { .. }
+                        | Op::Pad { .. }
+                        | Op::GatherRows { .. } => leaks[c],
                         _ => true,
                     }
                 });

@@ -14,13 +14,20 @@ fn vector_work(finish: Finish, count: u64) -> Work {
     }
 }
 
-/// `y[t] = sum_j w[j] x[t - width + 1 + j]`, channel by channel, rows before the start zero (kernels of the short convolution multiply
-/// their zero halo like any row, and so does this one).
-pub(super) fn causal_convolution<R: Real>(x: &Tensor<R>, taps: &Tensor<R>, finish: Finish) -> Outcome<R> {
+/// `y[t] = sum_j w[j] x[t - width + 1 + j]`, channel by channel. Rows before a sequence are those of `history` or zero (kernels of the short
+/// convolution multiply their zero halo like any row, and so does this one).
+pub(super) fn causal_convolution<R: Real>(
+    x: &Tensor<R>,
+    taps: &Tensor<R>,
+    history: Option<&Tensor<R>>,
+    starts: &[usize],
+    finish: Finish,
+) -> Outcome<R> {
     let rank = x.ndim();
     let (tokens, channels) = (x.shape()[rank - 2], x.shape()[rank - 1]);
     let width = taps.shape()[0];
     let (rows, taps) = (elements(x), elements(taps));
+    let history = history.map(elements);
     let zero_row = vec![R::zero(); channels];
     let mut out = zeros(x.shape());
     let tally = sweep(elements_mut(&mut out), channels, |offset, block| {
@@ -28,11 +35,17 @@ pub(super) fn causal_convolution<R: Real>(x: &Tensor<R>, taps: &Tensor<R>, finis
         let mut count = 0;
         for (i, y) in block.chunks_exact_mut(channels.max(1)).enumerate() {
             let row = first + i;
-            let token = row % tokens;
+            let (batch, token) = (row / tokens, row % tokens);
+            let start = match starts.partition_point(|&start| start <= token) {
+                0 => 0,
+                after => starts[after - 1],
+            };
             for j in 0..width {
                 let back = width - 1 - j;
-                let source = if back <= token {
+                let source = if start + back <= token {
                     &rows[(row - back) * channels..][..channels]
+                } else if let Some(history) = history {
+                    &history[(batch * (width - 1) + token + width - 1 - back) * channels..][..channels]
                 } else {
                     &zero_row
                 };

@@ -1,9 +1,10 @@
 //! The numeric check: the layer's graph executed on seeded inputs, against the token recurrence in f64.
 
+use super::decode::{run_steps, seeded_tokens};
 use super::recurrence;
 use crate::graph::work::graph_work;
 use crate::graph::{BuildError, Value};
-use crate::layer::Layer;
+use crate::layer::{Layer, Pass};
 use crate::mechanisms::{self, EXPONENT_LIMIT, LayerGraph};
 use crate::numerics::{
     Arithmetic, ExecuteError, Execution, Tensor, execute, memory_estimate, relative_error, seeded_inputs,
@@ -72,7 +73,11 @@ pub fn estimate(workload: &Workload, extent: Extent) -> Result<Estimate, CheckEr
         .sum();
     // The runs follow each other; the f64 one is the larger.
     let bytes = memory_estimate(&built.graph, 8) + 8 * inputs;
-    let flops = 2.0 * graph_work(&built.graph).matrix_flops.total() as f64;
+    let runs = match layer.pass {
+        Pass::Forward => 2.0,
+        Pass::Decode => 2.0 * workload.numeric.tokens as f64,
+    };
+    let flops = runs * graph_work(&built.graph).matrix_flops.total() as f64;
     Ok(Estimate { bytes, flops })
 }
 
@@ -93,7 +98,14 @@ pub fn check(workload: &Workload, extent: Extent) -> Result<NumericResult, Check
     keep.extend([core.output, core.final_state]);
     keep.extend(core.log_decay);
     keep.extend(core.initial_state);
-    let exact = execute(graph, &inputs, &keep, Arithmetic::Exact)?;
+    let tokens = match layer.pass {
+        Pass::Forward => None,
+        Pass::Decode => Some(seeded_tokens(&layer, workload.numeric.tokens, workload.numeric.seed)?),
+    };
+    let exact = match &tokens {
+        None => execute(graph, &inputs, &keep, Arithmetic::Exact)?,
+        Some(tokens) => run_steps(&built, &inputs, tokens, &keep, Arithmetic::Exact)?,
+    };
     let (reference_output, reference_state) = recurrence::by_token(&built, &layer, &exact)?;
     let largest_decay = core
         .log_decay
@@ -109,12 +121,14 @@ pub fn check(workload: &Workload, extent: Extent) -> Result<NumericResult, Check
         .ok_or_else(|| fault("final state"))?;
     drop(exact);
 
-    let declared = execute(
-        graph,
-        &to_f32(&inputs),
-        &[core.output, core.final_state],
-        Arithmetic::Declared,
-    )?;
+    let (inputs, keep) = (to_f32(&inputs), [core.output, core.final_state]);
+    let declared = match &tokens {
+        None => execute(graph, &inputs, &keep, Arithmetic::Declared)?,
+        Some(tokens) => {
+            let tokens = tokens.mapv(|x| x as f32).into_shared();
+            run_steps(&built, &inputs, &tokens, &keep, Arithmetic::Declared)?
+        }
+    };
     let output = relative_error(tensor(&declared, core.output, "core output")?, &reference_output)
         .ok_or_else(|| fault("core output"))?;
     let state = relative_error(
@@ -147,6 +161,10 @@ pub fn check(workload: &Workload, extent: Extent) -> Result<NumericResult, Check
             );
             (sentence, Some(if worst.is_finite() { worst } else { here }))
         }
+        None if layer.pass == Pass::Decode => (
+            "a decode step builds no Gram; every exponent is a log decay and at most 0".to_owned(),
+            None,
+        ),
         None if !layer.mechanism.uses("gram") => (
             "the decay is constant or absent: no exponential is formed and none can overflow".to_owned(),
             None,
@@ -165,7 +183,7 @@ pub fn check(workload: &Workload, extent: Extent) -> Result<NumericResult, Check
         output_rms_error: output.rms,
         state_rms_error: state.rms,
         exact_rel_error: exact_output.max.max(exact_state.max),
-        tokens: layer.tokens as u64,
+        tokens: tokens.map_or(layer.tokens, |tokens| tokens.shape()[1]) as u64,
         heads: layer.key_heads as u64,
         seed: workload.numeric.seed,
         sampled: layer != workload.layer,

@@ -1,6 +1,7 @@
 //! Answering a question with the parts of the other modules: a run of a workload on chips, with its numeric check.
 
 pub mod check;
+pub mod decode;
 mod recurrence;
 pub mod run;
 pub mod schedules;

@@ -1,5 +1,7 @@
 //! Running the token recurrence of a mechanism's family on the values of an execution, head by head.
 
+use std::ops::Range;
+
 use ndarray::{Array2, ArrayD, Axis, Ix2, Slice};
 
 use super::check::{CheckError, tensor};
@@ -21,20 +23,35 @@ pub(super) fn by_token(
     layer: &Layer,
     exact: &Execution<f64>,
 ) -> Result<(ArrayD<f64>, ArrayD<f64>), CheckError> {
-    let output_shape = built.graph.ty(built.core.output).shape.clone();
-    let state_shape = built.graph.ty(built.core.final_state).shape.clone();
-    let (o, s) = (output_shape.dims(), state_shape.dims());
+    // The executed values say how many tokens there are: the steps of a decode lie along the chunks.
+    let o = tensor(exact, built.core.output, "core output")?.shape();
+    let s = tensor(exact, built.core.final_state, "final state")?.shape();
     let (mut output, mut state) = (ArrayD::zeros(o), ArrayD::zeros(s));
     let (key_rows, width) = (s[3], s[4]);
-    for batch in 0..o[0] {
+    // Every sequence with the entry of the batch it belongs to, its rows, and its entry of the states.
+    let sequences: Vec<(usize, Option<Range<usize>>, usize)> = if layer.sequences.is_empty() {
+        (0..o[0]).map(|batch| (batch, None, batch)).collect()
+    } else {
+        let packed = layer.packed_sequences().into_iter().enumerate();
+        packed
+            .map(|(i, s)| (0, Some(s.row..s.row + s.tokens), i))
+            .collect()
+    };
+    for (batch, part, entry) in sequences {
         for key_head in 0..o[1] {
             for value_head in 0..o[2] {
                 let head = Head {
                     exact,
                     at: [batch, key_head, value_head],
+                    part: part.clone(),
                 };
                 let initial = match built.core.initial_state {
-                    Some(initial) => head.rows(initial, "initial state")?,
+                    Some(initial) => Head {
+                        at: [entry, key_head, value_head],
+                        part: None,
+                        ..head
+                    }
+                    .rows(initial, "initial state")?,
                     None => Array2::zeros((key_rows, width)),
                 };
                 let result = match &built.core.recurrence {
@@ -44,8 +61,8 @@ pub(super) fn by_token(
                     }
                     Recurrence::DiagonalPlusLowRank(inputs) => diagonal_low_rank(inputs, &head, &initial)?,
                 };
-                put(&mut output, head.at, &result.outputs);
-                put(&mut state, head.at, &result.state);
+                put(&mut output, head.at, part.as_ref().map_or(0, |p| p.start), &result.outputs);
+                put(&mut state, [entry, key_head, value_head], 0, &result.state);
             }
         }
     }
@@ -167,11 +184,13 @@ fn diagonal_low_rank(
 }
 
 /// One head of core-layout tensors.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Head<'a> {
     exact: &'a Execution<f64>,
     /// Batch, key head, value head of the key head.
     at: [usize; 3],
+    /// Rows that are taken; all of them where absent.
+    part: Option<Range<usize>>,
 }
 
 impl Head<'_> {
@@ -193,17 +212,23 @@ impl Head<'_> {
             .to_owned()
             .into_shape_with_order((rows, columns))
             .map_err(fault)?;
-        flat.into_dimensionality::<Ix2>().map_err(fault)
+        let all = flat.into_dimensionality::<Ix2>().map_err(fault)?;
+        // A parameter has one row, whichever rows are taken of the tensors it works on.
+        Ok(match &self.part {
+            Some(part) if rows > 1 => all.slice_axis(Axis(0), part.clone().into()).to_owned(),
+            _ => all,
+        })
     }
 }
 
-/// Writes the rows of one head into a core-layout tensor.
-fn put(tensor: &mut ArrayD<f64>, head: [usize; 3], rows: &Array2<f64>) {
+/// Writes rows of one head into a core-layout tensor, from row `start` on.
+fn put(tensor: &mut ArrayD<f64>, head: [usize; 3], start: usize, rows: &Array2<f64>) {
     let mut part = tensor.view_mut();
     for index in head {
         part = part.index_axis_move(Axis(0), index);
     }
-    part.iter_mut().zip(rows).for_each(|(to, from)| *to = *from);
+    let skipped = start * rows.ncols();
+    part.iter_mut().skip(skipped).zip(rows).for_each(|(to, from)| *to = *from);
 }
 
 /// A decay per channel from one per tile.

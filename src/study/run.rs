@@ -101,6 +101,7 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
             published.chip, published.chip
         ));
     }
+    warnings.extend(padding_warning(&workload.layer));
     let digests: Vec<String> = request.chips.iter().map(|(_, d)| d.digest()).collect();
     let mut inferred = workload.inferred.clone();
     inferred.extend(workload.defaults.iter().cloned());
@@ -432,6 +433,36 @@ fn compare(workload: &Workload, chips: &[ChipResult]) -> Option<PublishedCompari
         chip: chip.name.clone(),
         rows,
     })
+}
+
+/// Share of padded rows above which a run says so.
+const NOTABLE_PADDING: f64 = 0.1;
+
+/// A sentence about rows that only pad sequences to whole chunks or to the allocated rows.
+fn padding_warning(layer: &Layer) -> Option<String> {
+    let (tokens, rows) = (layer.tokens, layer.padded_tokens());
+    let share = 1.0 - tokens as f64 / rows as f64;
+    if share <= NOTABLE_PADDING {
+        return None;
+    }
+    let whole: usize = match layer.sequences.len() {
+        0 => rows,
+        _ => layer.sequences.iter().map(|n| n.next_multiple_of(layer.chunk)).sum(),
+    };
+    let advice = if whole < rows {
+        format!("whole chunks need {whole} rows, the rest is `padded_rows`; use a smaller chunk, or fewer rows")
+    } else {
+        "use a smaller chunk, or longer sequences".to_owned()
+    };
+    let sequences = match layer.sequences.len() {
+        0 => String::new(),
+        n => format!(" of {n} sequences"),
+    };
+    Some(format!(
+        "the core works on {rows} rows for {tokens} tokens{sequences}: {:.1} % are padding at chunk {}; {advice}",
+        100.0 * share,
+        layer.chunk
+    ))
 }
 
 fn numeric_warnings(numeric: Option<&NumericResult>) -> Vec<String> {

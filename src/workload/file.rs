@@ -9,8 +9,8 @@ use crate::dtype::Dtype;
 use crate::graph::Precision;
 use crate::kernels::{Plan, Program};
 use crate::layer::{
-    DecayGate, FeatureMap, GramVariant, InitialState, InverseVariant, Layer, OutputGate, PivotRow, ReadConvention,
-    StateFormat,
+    DecayGate, FeatureMap, GramVariant, InitialState, InverseVariant, Layer, OutputGate, Pass, PivotRow,
+    ReadConvention, Readout, StateFormat, StateProducts,
 };
 use crate::mechanisms::{Granularity, Mechanism, fields, gram_variants};
 
@@ -43,21 +43,13 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
-/// What the layer computes: only the forward pass is built so far.
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Pass {
-    Forward,
-}
-
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WorkloadFile {
     name: String,
     layer: LayerFile,
     plans: Vec<String>,
-    #[serde(rename = "pass")]
-    _pass: Pass,
+    pass: Pass,
     hardware: Vec<String>,
     baseline: Option<String>,
     program: Option<ProgramFile>,
@@ -72,13 +64,15 @@ struct WorkloadFile {
 struct LayerFile {
     mechanism: &'static Mechanism,
     batch: Size,
-    tokens: Size,
+    tokens: Option<Size>,
+    sequences: Option<Vec<Size>>,
+    padded_rows: Option<Size>,
     model_width: Size,
     key_heads: Size,
     value_heads: Size,
     key_dim: Size,
     value_dim: Size,
-    chunk: Size,
+    chunk: Option<Size>,
     decay_tiles: Option<Size>,
     activations: Option<Dtype>,
     state: Option<StateFormat>,
@@ -101,6 +95,8 @@ struct LayerFile {
     normaliser: Option<bool>,
     initial_state: Option<InitialState>,
     householder_steps: Option<Size>,
+    readout: Option<Readout>,
+    state_products: Option<StateProducts>,
 }
 
 /// What a program of a kernel with a carried state works on.
@@ -153,7 +149,7 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
     let file: WorkloadFile = document.deserialize()?;
     let mut errors = Vec::new();
     let mut defaults = Vec::new();
-    let layer = layer(&file.layer, document, &mut defaults, &mut errors);
+    let layer = layer(&file.layer, file.pass, document, &mut defaults, &mut errors);
     let mut complain = |path: &str, message: String| errors.push(document.error_at(path, message));
     if file.name.is_empty()
         || !file
@@ -178,7 +174,7 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
     }
     let program = match &file.program {
         Some(ProgramFile { heads, tokens }) => {
-            let chunk = file.layer.chunk.0;
+            let chunk = file.layer.chunk.map_or(1, |c| c.0);
             if file.layer.key_heads.0 % heads.0 != 0 {
                 let all = file.layer.key_heads.0;
                 complain(
@@ -192,13 +188,15 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
             }
         }
         None => {
-            defaults.push("program: one head and one chunk (default)".to_owned());
+            if file.pass == Pass::Forward {
+                defaults.push("program: one head and one chunk (default)".to_owned());
+            }
             Program { heads: 1, chunks: 1 }
         }
     };
     let mut plans = Vec::new();
     for (i, name) in file.plans.iter().enumerate() {
-        match Plan::named(name, program) {
+        match plan_named(file.pass, name, program) {
             Some(_) if file.plans[..i].contains(name) => {
                 complain(&format!("plans.{i}"), format!("plan `{name}` stands twice"));
             }
@@ -224,19 +222,26 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
             ),
         );
     }
-    if file.numeric.tokens.0 > file.layer.tokens.0 {
+    // A decode step has one token; its check runs as many steps as it is asked for.
+    if let (Pass::Forward, Some(layer)) = (file.pass, &layer)
+        && file.numeric.tokens.0 > layer.tokens
+    {
         complain(
             "numeric.tokens",
             format!(
                 "expected at most the {} tokens of the layer, found `{}`",
-                file.layer.tokens.0, file.numeric.tokens.0
+                layer.tokens, file.numeric.tokens.0
             ),
         );
+    }
+    if let (Pass::Decode, Some(_)) = (file.pass, &file.program) {
+        let message = "`pass: decode` carries no state from chunk to chunk; remove the key".to_owned();
+        errors.push(document.error_at_key("program", message));
     }
     let published = file
         .published
         .as_ref()
-        .map(|p| published(p, document, &mut errors));
+        .map(|p| published(p, file.pass, document, &mut errors));
     let Some(layer) = layer else {
         return Err(ConfigError::collect(errors)
             .err()
@@ -263,7 +268,20 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
 /// The program does not matter for the names of a plan's rows.
 const ONE: Program = Program { heads: 1, chunks: 1 };
 
-fn published(file: &PublishedFile, document: &Document, errors: &mut Vec<ConfigError>) -> Published {
+/// The plan called `name` of a pass.
+fn plan_named(pass: Pass, name: &str, program: Program) -> Option<Plan> {
+    match pass {
+        Pass::Forward => Plan::named(name, program),
+        Pass::Decode => Plan::decode(name),
+    }
+}
+
+fn published(
+    file: &PublishedFile,
+    pass: Pass,
+    document: &Document,
+    errors: &mut Vec<ConfigError>,
+) -> Published {
     let factor = match file.unit {
         TimeUnit::Microseconds => 1.0,
         TimeUnit::Milliseconds => 1e3,
@@ -271,7 +289,7 @@ fn published(file: &PublishedFile, document: &Document, errors: &mut Vec<ConfigE
     let mut rows = Vec::new();
     for (name, stages) in [("unfused", &file.unfused), ("fused", &file.fused)] {
         let Some(stages) = stages else { continue };
-        let labels: Vec<String> = Plan::named(name, ONE).map_or_else(Vec::new, |plan| {
+        let labels: Vec<String> = plan_named(pass, name, ONE).map_or_else(Vec::new, |plan| {
             plan.groups.iter().map(crate::kernels::Group::label).collect()
         });
         for (stage, &value) in stages {
@@ -296,25 +314,136 @@ fn published(file: &PublishedFile, document: &Document, errors: &mut Vec<ConfigE
     }
 }
 
+/// Tokens and chunk of a layer, the sequences packed into it checked.
+struct Extents {
+    tokens: usize,
+    chunk: usize,
+    sequences: Vec<usize>,
+    padded_rows: Option<usize>,
+}
+
+fn extents(file: &LayerFile, pass: Pass, document: &Document, errors: &mut Vec<ConfigError>) -> Option<Extents> {
+    let sequences: Vec<usize> = file.sequences.iter().flatten().map(|s| s.0).collect();
+    if pass == Pass::Decode {
+        for (field, size) in [("tokens", file.tokens), ("chunk", file.chunk)] {
+            if let Some(Size(size)) = size.filter(|s| s.0 != 1) {
+                let message = format!("`pass: decode` has one token per sequence; expected `1` or no key, found `{size}`");
+                errors.push(document.error_at(&format!("layer.{field}"), message));
+            }
+        }
+        return Some(Extents {
+            tokens: 1,
+            chunk: 1,
+            sequences: Vec::new(),
+            padded_rows: None,
+        });
+    }
+    let before = errors.len();
+    let mut complain = |field: &str, message: String| {
+        errors.push(document.error_at(&format!("layer.{field}"), message));
+    };
+    // Lengths are bounded one by one, so that their sum cannot overflow.
+    if let Some(i) = sequences.iter().position(|&n| n > LARGEST_EXTENT) {
+        let found = sequences[i];
+        complain(
+            &format!("sequences.{i}"),
+            format!("expected at most {LARGEST_EXTENT}, found `{found}`"),
+        );
+        return None;
+    }
+    let sum = sequences.iter().fold(0_usize, |sum, &n| sum.saturating_add(n));
+    if file.sequences.is_some() {
+        if sequences.is_empty() {
+            complain(
+                "sequences",
+                "expected the length of at least one sequence, found none; remove the key or write `[8192]`".to_owned(),
+            );
+        }
+        if file.batch.0 != 1 {
+            complain(
+                "batch",
+                format!(
+                    "packed sequences are one entry of the batch; expected `1` beside `sequences`, found `{}`",
+                    file.batch.0
+                ),
+            );
+        }
+    }
+    let tokens = match file.tokens {
+        Some(Size(tokens)) => {
+            if !sequences.is_empty() && tokens != sum {
+                let count = sequences.len();
+                complain(
+                    "tokens",
+                    format!("expected the sum {sum} of the {count} sequences, found `{tokens}`; remove the key or change a length"),
+                );
+            }
+            tokens
+        }
+        None if sequences.is_empty() => {
+            errors.push(document.error_at("layer", "missing key `tokens`"));
+            return None;
+        }
+        None => sum,
+    };
+    let Some(Size(chunk)) = file.chunk else {
+        errors.push(document.error_at("layer", "missing key `chunk`"));
+        return None;
+    };
+    let mut complain = |field: &str, message: String| {
+        errors.push(document.error_at(&format!("layer.{field}"), message));
+    };
+    let padded_rows = file.padded_rows.map(|s| s.0);
+    if let Some(rows) = padded_rows {
+        let needed = sequences
+            .iter()
+            .fold(0_usize, |sum, n| sum.saturating_add(n.div_ceil(chunk).saturating_mul(chunk)));
+        if sequences.is_empty() {
+            complain(
+                "padded_rows",
+                "rows are padded per packed sequence; remove the key or list `sequences`".to_owned(),
+            );
+        } else if rows > LARGEST_EXTENT || rows % chunk != 0 || rows < needed {
+            complain(
+                "padded_rows",
+                format!("expected a multiple of chunk {chunk} from {needed} to {LARGEST_EXTENT}, found `{rows}`"),
+            );
+        }
+    }
+    (errors.len() == before).then_some(Extents {
+        tokens,
+        chunk,
+        sequences,
+        padded_rows,
+    })
+}
+
 fn layer(
     file: &LayerFile,
+    pass: Pass,
     document: &Document,
     defaults: &mut Vec<String>,
     errors: &mut Vec<ConfigError>,
 ) -> Option<Layer> {
     let before = errors.len();
+    let Extents {
+        tokens,
+        chunk,
+        sequences,
+        padded_rows,
+    } = extents(file, pass, document, errors)?;
     let mut complain = |field: &str, message: String| {
         errors.push(document.error_at(&format!("layer.{field}"), message));
     };
     let sizes = [
         ("batch", file.batch),
-        ("tokens", file.tokens),
+        ("tokens", Size(tokens)),
         ("model_width", file.model_width),
         ("key_heads", file.key_heads),
         ("value_heads", file.value_heads),
         ("key_dim", file.key_dim),
         ("value_dim", file.value_dim),
-        ("chunk", file.chunk),
+        ("chunk", Size(chunk)),
     ];
     for (name, Size(size)) in sizes {
         if size > LARGEST_EXTENT {
@@ -324,13 +453,13 @@ fn layer(
     }
     let [
         batch,
-        tokens,
+        _,
         model_width,
         key_heads,
         value_heads,
         key_dim,
         value_dim,
-        chunk,
+        _,
     ] = sizes.map(|(_, s)| s.0);
     if value_heads % key_heads != 0 {
         complain(
@@ -346,7 +475,25 @@ fn layer(
         if !mechanism.uses(field) && document.node(&format!("layer.{field}")).is_some() {
             let message = format!("`{}` does not read `{field}`; remove the key", mechanism.name);
             errors.push(document.error_at_key(&format!("layer.{field}"), message));
+        } else if document.node(&format!("layer.{field}")).is_some() {
+            let other = match pass {
+                Pass::Forward => fields::DECODE,
+                Pass::Decode => fields::CHUNK_FORM,
+            };
+            if other.contains(&field) {
+                let pass = match pass {
+                    Pass::Forward => "forward",
+                    Pass::Decode => "decode",
+                };
+                let message = format!("`pass: {pass}` does not read `{field}`; remove the key");
+                errors.push(document.error_at_key(&format!("layer.{field}"), message));
+            }
         }
+    }
+    if pass == Pass::Decode && !mechanism.uses("readout") {
+        let message = format!("`{}` has no decode step; use `pass: forward`", mechanism.name);
+        errors.push(document.error_at("pass", message));
+        return None;
     }
     let mut complain = |field: &str, message: String| {
         errors.push(document.error_at(&format!("layer.{field}"), message));
@@ -394,6 +541,7 @@ fn layer(
     // A default is a choice of ours, so it is listed in every output.
     let mut defaults = Defaults {
         mechanism,
+        pass,
         list: defaults,
     };
     let usual = mechanism.defaults;
@@ -443,7 +591,6 @@ fn layer(
                 .to_owned(),
         );
     }
-    let initial_state = defaults.or(file.initial_state, "initial_state", InitialState::Zero);
     let householder_steps = if mechanism.uses("householder_steps") {
         defaults.or(file.householder_steps.map(|s| s.0), "householder_steps", 2)
     } else {
@@ -456,6 +603,19 @@ fn layer(
         );
         return None;
     }
+    let initial_state = match (pass, file.initial_state) {
+        (Pass::Forward, written) => defaults.or(written, "initial_state", InitialState::Zero),
+        (Pass::Decode, None | Some(InitialState::Given)) => InitialState::Given,
+        (Pass::Decode, Some(InitialState::Zero)) => {
+            complain(
+                "initial_state",
+                "a decode step reads the state of the token before; remove the key or use `given`".to_owned(),
+            );
+            InitialState::Given
+        }
+    };
+    let readout = defaults.or(file.readout, "readout", Readout::AfterUpdate);
+    let state_products = defaults.or(file.state_products, "state_products", StateProducts::Vector);
     let neumann_steps = match (inverse, file.neumann_steps) {
         (InverseVariant::Neumann, Some(Size(steps))) => steps,
         (InverseVariant::Neumann, None) => {
@@ -490,6 +650,8 @@ fn layer(
         mechanism,
         batch,
         tokens,
+        sequences,
+        padded_rows,
         model_width,
         key_heads,
         value_heads,
@@ -518,6 +680,9 @@ fn layer(
         normaliser,
         initial_state,
         householder_steps,
+        pass,
+        readout,
+        state_products,
     };
     let variants = gram_variants((mechanism.granularity)(&layer));
     layer.gram = defaults.or(file.gram, "gram", variants[0]);
@@ -552,7 +717,7 @@ fn layer(
             ),
         );
     }
-    let doubles = matches!(
+    let doubles = pass == Pass::Forward && matches!(
         inverse,
         InverseVariant::Product
             | InverseVariant::Newton
@@ -581,6 +746,8 @@ fn layer(
 fn optional_fields() -> impl Iterator<Item = &'static str> {
     [
         fields::COMMON,
+        fields::PACKED,
+        fields::DECODE,
         fields::GRAM,
         fields::DECAY,
         fields::TILES,
@@ -598,6 +765,7 @@ fn optional_fields() -> impl Iterator<Item = &'static str> {
 /// Collects the fields a file leaves out.
 struct Defaults<'a> {
     mechanism: &'static Mechanism,
+    pass: Pass,
     list: &'a mut Vec<String>,
 }
 
@@ -605,7 +773,11 @@ impl Defaults<'_> {
     /// The written value, or the usual one, which is listed if the mechanism reads the field.
     fn or<T: serde::Serialize>(&mut self, written: Option<T>, field: &str, usual: T) -> T {
         written.unwrap_or_else(|| {
-            if self.mechanism.uses(field) {
+            let unread = match self.pass {
+                Pass::Forward => fields::DECODE,
+                Pass::Decode => fields::CHUNK_FORM,
+            };
+            if self.mechanism.uses(field) && !unread.contains(&field) {
                 let value = serde_json::to_string(&usual).unwrap_or_default();
                 self.list
                     .push(format!("layer.{field}: {} (default)", value.trim_matches('"')));

@@ -35,6 +35,10 @@ const SHIPPED: &[(&str, &str)] = &[
         "preconditioned_delta",
         include_str!("../../workloads/preconditioned_delta.yaml"),
     ),
+    ("kda_packed", include_str!("../../workloads/kda_packed.yaml")),
+    ("kda_decode", include_str!("../../workloads/kda_decode.yaml")),
+    ("gdn_decode", include_str!("../../workloads/gdn_decode.yaml")),
+    ("sla_r4_decode", include_str!("../../workloads/sla_r4_decode.yaml")),
 ];
 
 /// Names of the shipped workloads.

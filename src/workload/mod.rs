@@ -6,12 +6,12 @@ mod load;
 pub use load::{load, load_baseline, shipped, shipped_text};
 
 use crate::kernels::Plan;
-use crate::layer::Layer;
+use crate::layer::{Layer, Pass};
 
 /// The part of the layer that the numeric check executes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Numeric {
-    /// Tokens of one sequence.
+    /// Tokens of one sequence; of the first sequences together where they are packed; steps of a decode.
     pub tokens: usize,
     /// Key heads.
     pub key_heads: usize,
@@ -69,9 +69,22 @@ impl Workload {
     #[must_use]
     pub fn numeric_layer(&self) -> Layer {
         let sharing = self.layer.sharing();
+        let mut left = self.numeric.tokens;
+        let mut sequences = self.layer.sequences.clone();
+        sequences.retain_mut(|length| {
+            *length = (*length).min(left);
+            left -= *length;
+            *length > 0
+        });
+        let tokens = match self.layer.pass {
+            Pass::Forward => self.numeric.tokens,
+            Pass::Decode => 1,
+        };
         Layer {
             batch: 1,
-            tokens: self.numeric.tokens,
+            tokens,
+            sequences,
+            padded_rows: None,
             key_heads: self.numeric.key_heads,
             value_heads: self.numeric.key_heads * sharing,
             ..self.layer.clone()

@@ -1,0 +1,238 @@
+//! One token per sequence: the recurrence as it stands, with the state read from and written to HBM.
+//!
+//! ```text
+//! S~ = D S;  u = y - r S~ (delta rule; undecayed reads predict from S) or u = y;  S' = D S + x^T u
+//! o = q S' (readout after the update) = q S~ + (q . x) u (before it)
+//! ```
+//!
+//! Both readouts compute the same value. The second needs nothing of the update, so it shares one pass over the state with the prediction. The
+//! output is read from the state as computed, before it is rounded to its storage format. Stages: state read, prediction and
+//! update are op6, the readout after the update and the sum of the readout before it op7a.
+
+use super::state::{decode_state, encode_state};
+use super::gram::expand;
+use super::{Core, Recurrence};
+use crate::dtype::Dtype;
+use crate::graph::{Builder, Init, Precision, ReduceFunction, Role, Stage, Value};
+use crate::layer::{Layer, ReadConvention, Readout, StateFormat, StateProducts};
+
+/// Names of the stored state, as inputs and as outputs: the state or its FP8 codes, then the scales of the codes.
+const STATE: [&str; 2] = ["state", "state_scale"];
+
+/// One token in core layout, `N = C = 1`, of any family with a decayed state and outer-product updates.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TokenInputs {
+    /// Queries `[B, Hk, 1, 1, 1, dk]`, scaled.
+    pub(super) query: Value,
+    /// Write keys `[B, Hk, 1, 1, 1, dk]`.
+    pub(super) write_key: Value,
+    /// Read keys without the step size, where the write is corrected by a prediction (delta rule).
+    pub(super) read_key: Option<Value>,
+    /// Values without the step size `[B, Hk, R, 1, 1, width]`.
+    pub(super) value: Value,
+    /// Step sizes `[B, Hk, R, 1, 1, 1]`, f32; 1 where absent.
+    pub(super) step: Option<Value>,
+    /// Log decays `[B, Hk, R, 1, 1, g]`, f32; no decay where absent.
+    pub(super) log_decay: Option<Value>,
+}
+
+/// Appends stages op3 (decay) to op7a of a decode step and declares the outputs `o`, `state` and `state_scale`.
+pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: TokenInputs, recurrence: Recurrence) -> Core {
+    b.stage(Stage::Gates);
+    let decay = inputs.log_decay.map(|l| {
+        let decay = b.exp("e^l", l);
+        let decay = expand(b, "e^l", decay, layer.key_dim);
+        column(b, "e^l_rows", decay)
+    });
+
+    b.stage(Stage::StateScan);
+    let dims = state_dims(b, layer, &inputs);
+    let stored = stored_state(b, layer, &dims);
+    let given = decode_state(b, layer.state, &stored);
+    let state = b.cast("S_f32", given, Dtype::F32);
+    let decayed = match decay {
+        Some(decay) => b.multiply("D S", state, decay),
+        None => state,
+    };
+    let vectors = layer.state_products == StateProducts::Vector;
+    let query = Key::new(b, "q", inputs.query, vectors);
+    let write = Key::new(b, "x", inputs.write_key, true);
+    let read = inputs.read_key.map(|key| {
+        if key == inputs.write_key {
+            write
+        } else {
+            Key::new(b, "r", key, vectors)
+        }
+    });
+    let early = layer.readout == Readout::BeforeUpdate;
+    let predicted = match layer.read {
+        ReadConvention::Decayed => decayed,
+        ReadConvention::Undecayed => state,
+    };
+
+    // Everything that reads the state of before the update, in one pass where both read the same one.
+    let (prediction, early_read) = match (read, early) {
+        (Some(read), true) if predicted == decayed => {
+            let both = products(b, layer, "r S, q S", &[read, query], decayed);
+            (Some(both[0]), Some(both[1]))
+        }
+        (read, early) => (
+            read.map(|read| products(b, layer, "r S", &[read], predicted)[0]),
+            early.then(|| products(b, layer, "q S", &[query], decayed)[0]),
+        ),
+    };
+    let value = row(b, "v", inputs.value);
+    let error = match prediction {
+        Some(prediction) => b.subtract("v - r S", value, prediction),
+        None => value,
+    };
+    let u = match inputs.step {
+        Some(step) => {
+            let step = row(b, "beta", step);
+            b.multiply("u", error, step)
+        }
+        None => error,
+    };
+    let update = b.multiply("x^T u", write.column, u);
+    let next = b.add("S'", decayed, update);
+    let encoded = encode_state(b, layer.state, next);
+    for (name, &part) in STATE.iter().zip(&encoded) {
+        b.output(name, part);
+    }
+
+    b.stage(Stage::Output);
+    let o = match early_read {
+        Some(early) => {
+            let product = b.multiply("q . x terms", query.row, write.row);
+            let weight = b.sum_minor("q . x", product);
+            let own = b.multiply("(q . x) u", u, weight);
+            b.add("O", early, own)
+        }
+        None => products(b, layer, "q S'", &[query], next)[0],
+    };
+    let o = b.cast("O_rounded", o, layer.activations);
+    let mut core_layout = b.dims(o);
+    core_layout.insert(3, 1);
+    let o = b.reshape("O_core", o, core_layout);
+    b.output("o", o);
+
+    Core {
+        recurrence,
+        value: inputs.value,
+        log_decay: inputs.log_decay,
+        initial_state: Some(given),
+        output: o,
+        final_state: encoded[0],
+        gram_exponent: None,
+    }
+}
+
+/// `[B, Hk, R, dk, width]`.
+fn state_dims(b: &Builder, layer: &Layer, inputs: &TokenInputs) -> Vec<usize> {
+    let value = b.dims(inputs.value);
+    let shared = [inputs.log_decay, inputs.step]
+        .into_iter()
+        .flatten()
+        .map(|gate| b.dims(gate)[2]);
+    let shared = shared.fold(value[2], usize::max);
+    vec![value[0], value[1], shared, layer.key_dim, value[5]]
+}
+
+/// The state as it lies in HBM: one tensor, or FP8 codes and their scale per row.
+fn stored_state(b: &mut Builder, layer: &Layer, dims: &[usize]) -> Vec<Value> {
+    let whole = |b: &mut Builder, dtype, init| b.input(STATE[0], dims, dtype, Role::State, init);
+    match layer.state {
+        StateFormat::F32 => vec![whole(b, Dtype::F32, Init::Normal { std: 1.0 })],
+        StateFormat::Bf16 => vec![whole(b, Dtype::Bf16, Init::Normal { std: 1.0 })],
+        StateFormat::RowFp8 => {
+            // Codes over their whole range with scales that give elements around 1.
+            let init = Init::Uniform {
+                low: -448.0,
+                high: 448.0,
+            };
+            let codes = whole(b, Dtype::Fp8E4m3, init);
+            let mut rows = dims.to_vec();
+            rows[4] = 1;
+            let init = Init::Uniform {
+                low: 2e-3,
+                high: 6e-3,
+            };
+            vec![codes, b.input(STATE[1], rows, Dtype::F32, Role::State, init)]
+        }
+    }
+}
+
+/// Core layout without the chunk dimension, in f32: `[B, Hk, R, 1, channels]`.
+fn row(b: &mut Builder, name: &str, value: Value) -> Value {
+    let mut dims = b.dims(value);
+    dims.remove(3);
+    let row = b.reshape(&format!("{name}_row"), value, dims);
+    b.cast(&format!("{name}_f32"), row, Dtype::F32)
+}
+
+/// One number per row of the state, `[B, Hk, R, dk or 1, 1]`, from core layout.
+fn column(b: &mut Builder, name: &str, value: Value) -> Value {
+    let row = row(b, name, value);
+    column_of_row(b, name, row)
+}
+
+fn column_of_row(b: &mut Builder, name: &str, row: Value) -> Value {
+    if b.shape(row).from_end(0) == 1 {
+        return row;
+    }
+    b.transpose_minor(name, row)
+}
+
+/// A query or key of a token.
+#[derive(Debug, Clone, Copy)]
+struct Key {
+    /// `[B, Hk, 1, 1, dk]`, f32.
+    row: Value,
+    /// `[B, Hk, 1, dk, 1]`, f32, where the vector unit needs it; the row elsewhere.
+    column: Value,
+}
+
+impl Key {
+    fn new(b: &mut Builder, name: &str, value: Value, column: bool) -> Self {
+        let row = row(b, name, value);
+        Key {
+            row,
+            column: if column {
+                column_of_row(b, &format!("{name}_rows"), row)
+            } else {
+                row
+            },
+        }
+    }
+}
+
+/// Each of `keys` times `state [.., dk, width]` (f32), `[.., 1, width]`.
+fn products(b: &mut Builder, layer: &Layer, name: &str, keys: &[Key], state: Value) -> Vec<Value> {
+    match layer.state_products {
+        StateProducts::Vector => keys
+            .iter()
+            .map(|key| {
+                let terms = b.multiply(&format!("{name} terms"), state, key.column);
+                let axis = b.shape(terms).rank() - 2;
+                b.reduce(name, ReduceFunction::Sum, terms, axis)
+            })
+            .collect(),
+        StateProducts::Matrix => {
+            let rows: Vec<Value> = keys.iter().map(|key| key.row).collect();
+            let axis = b.shape(state).rank() - 2;
+            let stacked = b.concatenate(&format!("{name} operand"), &rows, axis);
+            let (stacked, state, precision) = match layer.state {
+                StateFormat::F32 => (stacked, state, layer.state_precision),
+                StateFormat::Bf16 | StateFormat::RowFp8 => {
+                    let stacked = b.cast(&format!("{name} operand"), stacked, layer.activations);
+                    let state = b.cast(&format!("{name} state"), state, layer.activations);
+                    (stacked, state, Precision::Default)
+                }
+            };
+            let product = b.matmul(name, stacked, state, precision);
+            (0..rows.len())
+                .map(|i| b.slice(&format!("{name} {i}"), product, axis, i, 1))
+                .collect()
+        }
+    }
+}
