@@ -7,12 +7,14 @@
 
 mod build;
 mod op;
+mod pairs;
 mod shape;
 mod stage;
 pub mod work;
 
 pub use build::{BuildError, Builder};
-pub use op::{Function, Init, Mask, Op, Precision, ReduceFunction, Role, Scan, matmul_dtype};
+pub use op::{Function, Init, Mask, Op, PairLoop, Precision, ReduceFunction, Role, Scan, matmul_dtype};
+pub use pairs::{BlockPairs, PairKind, Visibility};
 pub use shape::{Shape, TensorType};
 pub use stage::Stage;
 pub use work::Work;
