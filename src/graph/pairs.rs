@@ -92,12 +92,20 @@ impl BlockPairs {
     /// Number of pairs.
     #[must_use]
     pub fn count(&self) -> usize {
-        (0..self.rows).flat_map(|row| self.runs(row)).map(|run| run.len()).sum()
+        (0..self.rows)
+            .flat_map(|row| self.runs(row))
+            .map(|run| run.len())
+            .sum()
     }
 
     /// The pairs `(query block, key block)`, query block by query block.
     pub fn iter(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
-        (0..self.rows).flat_map(|row| self.runs(row).into_iter().flatten().map(move |column| (row, column)))
+        (0..self.rows).flat_map(|row| {
+            self.runs(row)
+                .into_iter()
+                .flatten()
+                .map(move |column| (row, column))
+        })
     }
 }
 

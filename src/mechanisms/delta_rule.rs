@@ -127,7 +127,7 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) ->
         log_decay: Some(inputs.log_decay),
         initial_state,
         output: o,
-        final_state,
+        final_state: Some(final_state),
         gram_exponent: gram_exponent(layer),
     }
 }

@@ -30,7 +30,7 @@ pub(super) fn project_low_rank(b: &mut Builder, layer: &Layer, x: Value, name: &
     b.matmul(name, hidden, up, Precision::Default)
 }
 
-fn weight(b: &mut Builder, layer: &Layer, name: &str, rows: usize, columns: usize) -> Value {
+pub(super) fn weight(b: &mut Builder, layer: &Layer, name: &str, rows: usize, columns: usize) -> Value {
     let std = (rows as f64).sqrt().recip();
     b.input(
         name,
@@ -63,14 +63,19 @@ pub(super) fn projections(b: &mut Builder, layer: &Layer) -> Projected {
     );
     let qkv = project(b, layer, x, "qkv", layer.qkv_width());
     let qkv = b.cast("qkv_rounded", qkv, layer.activations);
+    let output_gate = output_gate(b, layer, x);
+    Projected { x, qkv, output_gate }
+}
+
+/// The output gate before its activation `[B, T, Hv dv]`, where the layer has one.
+pub(super) fn output_gate(b: &mut Builder, layer: &Layer, x: Value) -> Option<Value> {
     let width = layer.value_heads * layer.value_dim;
-    let output_gate = match layer.output_gate {
+    let gate = match layer.output_gate {
         OutputGate::None => None,
         OutputGate::Full => Some(project(b, layer, x, "output_gate", width)),
         OutputGate::LowRank => Some(project_low_rank(b, layer, x, "output_gate", width)),
     };
-    let output_gate = output_gate.map(|gate| b.cast("output_gate_rounded", gate, layer.activations));
-    Projected { x, qkv, output_gate }
+    gate.map(|gate| b.cast("output_gate_rounded", gate, layer.activations))
 }
 
 /// Queries, keys and values in core layout.
@@ -173,7 +178,7 @@ pub(super) fn core_layout(
 }
 
 /// Brings the core output back to `[B, T, Hv, dv]`.
-fn token_layout(b: &mut Builder, layer: &Layer, core_output: Value) -> Value {
+pub(super) fn token_layout(b: &mut Builder, layer: &Layer, core_output: Value) -> Value {
     let dims = b.dims(core_output);
     let (shared, channels) = (dims[2], dims[5]);
     let tokens_first = b.transpose("o_tokens", core_output, [0, 3, 4, 1, 2, 5]);

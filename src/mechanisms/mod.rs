@@ -10,14 +10,17 @@
 //! dimension, so its third dimension is 1 everywhere.
 
 mod delta_rule;
+mod flash;
 mod gates;
 mod gdn;
 mod gram;
 mod inverse;
 mod kda;
 mod layer;
+mod mla;
 mod registry;
 mod sla;
+mod softmax;
 
 pub use inverse::append_inverse;
 pub use registry::{Defaults, Mechanism, fields};
@@ -26,7 +29,7 @@ use crate::graph::{BuildError, Builder, Graph, Stage, Value};
 use crate::layer::{GramVariant, Layer};
 
 /// Every mechanism, in the order they are listed to people.
-pub const ALL: &[&Mechanism] = &[&gdn::MECHANISM, &kda::MECHANISM, &sla::MECHANISM];
+pub const ALL: &[&Mechanism] = &[&gdn::MECHANISM, &kda::MECHANISM, &sla::MECHANISM, &softmax::MECHANISM, &mla::MECHANISM];
 
 /// How finely the decay is resolved along the key channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +48,8 @@ pub enum Granularity {
 pub enum Recurrence {
     /// `u = beta (v - r S~)`, `S = D S + x^T u`, `o = q S`.
     DeltaRule(DeltaRuleInputs),
+    /// `o_i = sum_j softmax_j(q_i k_j) v_j` over the keys the query sees.
+    Softmax(SoftmaxInputs),
 }
 
 impl Recurrence {
@@ -53,6 +58,7 @@ impl Recurrence {
     pub fn values(&self) -> Vec<Value> {
         match self {
             Recurrence::DeltaRule(i) => vec![i.query, i.write_key, i.read_key, i.value, i.step, i.log_decay],
+            Recurrence::Softmax(i) => vec![i.query, i.key, i.value],
         }
     }
 }
@@ -72,6 +78,17 @@ pub struct DeltaRuleInputs {
     pub step: Value,
     /// Log decays `[B, Hk, R, N, C, g]`, f32, with `g` 1, the number of tiles, or `dk`.
     pub log_decay: Value,
+}
+
+/// Inputs of softmax attention, in blocks.
+#[derive(Debug, Clone, Copy)]
+pub struct SoftmaxInputs {
+    /// Queries `[B, Hk, R, N, block_q, dk]`, scaled.
+    pub query: Value,
+    /// Keys `[B, Hk, 1, M, block_kv, dk]`.
+    pub key: Value,
+    /// Values `[B, Hk, 1, M, block_kv, dv]`.
+    pub value: Value,
 }
 
 /// The exponent that operands of a factored Gram reach.
@@ -116,8 +133,8 @@ pub struct Core {
     pub initial_state: Option<Value>,
     /// Core output before the output norm, `[B, Hk, R, N, C, width]`.
     pub output: Value,
-    /// Final state `[B, Hk, R, dk, width]`.
-    pub final_state: Value,
+    /// Final state `[B, Hk, R, dk, width]`, where the mechanism has one.
+    pub final_state: Option<Value>,
     /// Exponent of the Gram operands, where the variant has such a limit.
     pub gram_exponent: Option<GramExponent>,
 }

@@ -18,7 +18,27 @@ pub mod fields {
         "output_gate",
         "gate_rank",
         "initial_state",
+        "value_heads",
+        "chunk",
     ];
+    /// Softmax attention of every kind.
+    pub const ATTENTION: &[&str] = &[
+        "activations",
+        "output_gate",
+        "gate_rank",
+        "block_q",
+        "block_kv",
+        "causal",
+        "window",
+        "scale",
+        "rotary",
+        "rotary_base",
+        "ssmax",
+    ];
+    /// Attention whose query heads share key heads.
+    pub const GROUPED_ATTENTION: &[&str] = &["query_heads", "qk_norm"];
+    /// Attention whose keys and values come from a latent.
+    pub const LATENT_ATTENTION: &[&str] = &["latent_rank", "decoupled_dim"];
     /// Chunk Gram matrices.
     pub const GRAM: &[&str] = &["gram", "pivot"];
     /// Data-dependent decay.

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`text`] | the report in a terminal |
 //! | [`csv`], [`json`] | data, described in `docs/formats.md` |
+//! | [`stack`] | text, CSV and JSON of a stack of layers |
 //! | [`plot`] | the roofline picture and the stage bars |
 //! | [`html`] | the one-file page |
 //! | [`folder`] | the report folder, written whole or not at all |
@@ -21,4 +22,5 @@ pub mod plot;
 pub mod text;
 
 pub mod result;
+pub mod stack;
 pub mod table;

@@ -5,7 +5,7 @@ use ndarray::{Array2, ArrayD, Axis, Ix2};
 use super::check::{CheckError, tensor};
 use crate::graph::Value;
 use crate::layer::{Layer, ReadConvention};
-use crate::mechanisms::{DeltaRuleInputs, LayerGraph, Recurrence};
+use crate::mechanisms::{DeltaRuleInputs, LayerGraph, Recurrence, SoftmaxInputs};
 use crate::numerics::reference::{self, Read};
 use crate::numerics::{Execution, Tensor};
 
@@ -17,12 +17,14 @@ pub(super) fn by_token(
     built: &LayerGraph,
     layer: &Layer,
     exact: &Execution<f64>,
-) -> Result<(ArrayD<f64>, ArrayD<f64>), CheckError> {
+) -> Result<(ArrayD<f64>, Option<ArrayD<f64>>), CheckError> {
     let output_shape = built.graph.ty(built.core.output).shape.clone();
-    let state_shape = built.graph.ty(built.core.final_state).shape.clone();
-    let (o, s) = (output_shape.dims(), state_shape.dims());
-    let (mut output, mut state) = (ArrayD::zeros(o), ArrayD::zeros(s));
-    let (rows, key_rows, width) = (o[3] * o[4], s[3], s[4]);
+    let o = output_shape.dims();
+    let mut output = ArrayD::zeros(o);
+    let final_state = built.core.final_state.map(|state| built.graph.ty(state).shape.clone());
+    let mut state = final_state.map(|shape| ArrayD::zeros(shape.dims()));
+    let rows = o[3] * o[4];
+    let (key_rows, width) = state.as_ref().map_or((0, 0), |s| (s.shape()[3], s.shape()[4]));
     for batch in 0..o[0] {
         for key_head in 0..o[1] {
             for value_head in 0..o[2] {
@@ -41,9 +43,15 @@ pub(super) fn by_token(
                 };
                 let result = match &built.core.recurrence {
                     Recurrence::DeltaRule(inputs) => delta_rule(inputs, layer, &head, &initial)?,
+                    Recurrence::Softmax(inputs) => {
+                        put(&mut output, head.at, &softmax(built, inputs, layer, &head)?);
+                        continue;
+                    }
                 };
                 put(&mut output, head.at, &result.outputs);
-                put(&mut state, head.at, &result.state);
+                if let Some(state) = &mut state {
+                    put(state, head.at, &result.state);
+                }
             }
         }
     }
@@ -71,6 +79,32 @@ fn delta_rule(
             what: "recurrence",
             problem: e.to_string(),
         }
+    })
+}
+
+/// Softmax attention of one head; keys have their own number of padded rows.
+fn softmax(
+    built: &LayerGraph,
+    inputs: &SoftmaxInputs,
+    layer: &Layer,
+    head: &Head<'_>,
+) -> Result<Array2<f64>, CheckError> {
+    let key_dims = built.graph.ty(inputs.key).shape.dims();
+    let keys = Head {
+        rows: key_dims[3] * key_dims[4],
+        ..*head
+    };
+    let query = head.rows(inputs.query, "query")?;
+    let (key, value) = (keys.rows(inputs.key, "key")?, keys.rows(inputs.value, "value")?);
+    let valid = if layer.attention.causal { key.nrows() } else { layer.tokens };
+    let mask = reference::AttentionMask {
+        causal: layer.attention.causal,
+        window: layer.attention.window,
+        keys: valid,
+    };
+    reference::softmax_attention(&query, &key, &value, mask).map_err(|e| CheckError::Shape {
+        what: "attention",
+        problem: e.to_string(),
     })
 }
 
