@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::Dtype;
-use crate::graph::{Precision, RowRun};
+use crate::graph::{Precision, RowRun, Visibility};
 use crate::mechanisms::Mechanism;
 
 /// How the two chunk Gram matrices are built (docs/model.md, "Gram variants").
@@ -216,6 +216,52 @@ pub struct Sequence {
     pub tokens: usize,
 }
 
+/// Choices of softmax attention; of no meaning to other mechanisms.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Attention {
+    /// Queries of a block.
+    pub block_q: usize,
+    /// Keys of a block.
+    pub block_kv: usize,
+    /// Whether a query sees only keys up to its own position.
+    pub causal: bool,
+    /// Keys a query sees at most, itself included.
+    pub window: Option<usize>,
+    /// Factor of the scores; `key_dim^-1/2` where absent.
+    pub scale: Option<f64>,
+    /// Share of the channels of a head (of the decoupled ones in latent attention) that are rotated by position; 0 is no position encoding.
+    pub rotary: f64,
+    /// Base of the rotary frequencies.
+    pub rotary_base: f64,
+    /// Scores times `s ln n`.
+    pub ssmax: bool,
+    /// RMS norm of queries and keys per head.
+    pub qk_norm: bool,
+    /// Channels of the latent.
+    pub latent_rank: usize,
+    /// Channels of a key that all heads share, beside the latent.
+    pub decoupled_dim: usize,
+}
+
+impl Default for Attention {
+    /// Causal, no window, full rotation at base 10 000, blocks of 512.
+    fn default() -> Self {
+        Attention {
+            block_q: 512,
+            block_kv: 512,
+            causal: true,
+            window: None,
+            scale: None,
+            rotary: 1.0,
+            rotary_base: 10_000.0,
+            ssmax: false,
+            qk_norm: false,
+            latent_rank: 0,
+            decoupled_dim: 0,
+        }
+    }
+}
+
 /// One layer, every variant decided.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Layer {
@@ -233,13 +279,13 @@ pub struct Layer {
     pub model_width: usize,
     /// Key (and query) heads.
     pub key_heads: usize,
-    /// Value heads; a multiple of the key heads.
+    /// Value heads; a multiple of the key heads. The query heads of softmax attention.
     pub value_heads: usize,
     /// Channels of a key.
     pub key_dim: usize,
     /// Channels of a value of one value head.
     pub value_dim: usize,
-    /// Tokens of a chunk.
+    /// Tokens of a chunk; of a query block in softmax attention.
     pub chunk: usize,
     /// Decay tiles of a key head (SLA); a divisor of `key_dim`.
     pub decay_tiles: usize,
@@ -291,6 +337,8 @@ pub struct Layer {
     pub readout: Readout,
     /// Unit of the state products of a decode step.
     pub state_products: StateProducts,
+    /// Choices of softmax attention.
+    pub attention: Attention,
 }
 
 impl Layer {
@@ -403,9 +451,67 @@ impl Layer {
         }
     }
 
-    /// Bytes of the recurrent state of the whole layer, one sequence.
+    /// Whether the layer is softmax attention: it keeps keys and values instead of a state.
+    #[must_use]
+    pub fn is_attention(&self) -> bool {
+        self.mechanism.uses("block_kv")
+    }
+
+    /// Which keys a query sees, padding excluded.
+    #[must_use]
+    pub fn visibility(&self) -> Visibility {
+        let attention = &self.attention;
+        Visibility {
+            causal: attention.causal,
+            window: attention.window,
+            // A causal mask hides the padding of the keys from every real query.
+            keys: (!attention.causal).then_some(self.tokens),
+        }
+    }
+
+    /// How many of `channels` are rotated by position.
+    #[must_use]
+    pub fn rotary_channels(&self, channels: usize) -> usize {
+        (self.attention.rotary * channels as f64).round() as usize
+    }
+
+    /// Bytes a token adds to the cache of the layer: keys and values of all key heads, or the latent with the decoupled channels; 0 where
+    /// the layer has a state of constant size.
+    #[must_use]
+    pub fn cache_bytes_per_token(&self) -> u64 {
+        if !self.is_attention() {
+            return 0;
+        }
+        let channels = match self.attention.latent_rank {
+            0 => self.key_heads * (self.key_dim + self.value_dim),
+            rank => rank + self.attention.decoupled_dim,
+        };
+        channels as u64 * self.activations.bytes()
+    }
+
+    /// Bytes of the cache after `tokens` tokens of one sequence; a window keeps no more than its keys.
+    #[must_use]
+    pub fn cache_bytes(&self, tokens: usize) -> u64 {
+        let kept = self.attention.window.map_or(tokens, |window| window.min(tokens));
+        self.cache_bytes_per_token() * kept as u64
+    }
+
+    /// Bytes of the last rows that the causal convolution needs of the tokens before, one sequence.
+    #[must_use]
+    pub fn convolution_state_bytes(&self) -> u64 {
+        if self.mechanism.uses("conv_width") {
+            (self.conv_width - 1) as u64 * self.qkv_width() as u64 * self.activations.bytes()
+        } else {
+            0
+        }
+    }
+
+    /// Bytes of the recurrent state of the whole layer, one sequence; it does not depend on the tokens.
     #[must_use]
     pub fn state_bytes(&self) -> u64 {
+        if self.is_attention() {
+            return 0;
+        }
         let (heads, width) = if self.mechanism.packed {
             (self.key_heads, self.sharing() * self.value_dim)
         } else {
@@ -417,6 +523,9 @@ impl Layer {
     /// The layer in one line, for headlines.
     #[must_use]
     pub fn describe(&self) -> String {
+        if self.is_attention() {
+            return self.describe_attention();
+        }
         let tiles = if self.mechanism.uses("decay_tiles") {
             format!(", {} decay tiles", self.decay_tiles)
         } else {
@@ -461,5 +570,40 @@ impl Layer {
             line += &format!(", {} inverse", self.inverse.name());
         }
         line
+    }
+
+    fn describe_attention(&self) -> String {
+        let attention = &self.attention;
+        let mut text = format!(
+            "{} B={} T={} d={} {} query heads, {} key heads, keys of {}, values of {}, blocks {}x{}",
+            self.mechanism.name,
+            self.batch,
+            self.tokens,
+            self.model_width,
+            self.value_heads,
+            self.key_heads,
+            self.key_dim,
+            self.value_dim,
+            attention.block_q,
+            attention.block_kv,
+        );
+        text += if attention.causal { ", causal" } else { ", not causal" };
+        if let Some(window) = attention.window {
+            text += &format!(", window {window}");
+        }
+        if attention.latent_rank > 0 {
+            text += &format!(", latent {} + {}", attention.latent_rank, attention.decoupled_dim);
+        }
+        text += &match attention.rotary {
+            0.0 => ", no position encoding".to_owned(),
+            share => format!(", {:.0} % rotary", 100.0 * share),
+        };
+        if attention.ssmax {
+            text += ", SSMax";
+        }
+        if attention.qk_norm {
+            text += ", query/key norm";
+        }
+        format!("{text}, {} activations", self.activations)
     }
 }

@@ -133,7 +133,7 @@ fn declared_formats_err_as_their_mantissas_say() {
         let (workload, _) = workload::load("sla_r4", &all).expect("loads");
         let result = check(&workload, Extent::Sample).expect("runs");
         assert_eq!(result.non_finite, None);
-        (result.output_rms_error, result.state_rms_error)
+        (result.output_rms_error, result.state_rms_error.expect("a state"))
     };
     let (bf16, _) = rms(&["activations=bf16", "state=bf16"]);
     assert!((1e-3..3e-2).contains(&bf16), "{bf16:e}");

@@ -27,6 +27,19 @@ pub(super) fn execute(out: &mut impl Write, format: Format) -> anyhow::Result<Ou
             chips: loaded.hardware,
         });
     }
+    for name in workload::shipped_stacks() {
+        let Some((stack, _)) = workload::load_stack::<&str>(name, &[])? else {
+            continue;
+        };
+        let kinds: Vec<String> =
+            stack.layers.iter().map(|layer| format!("{} x {}", layer.count, layer.name)).collect();
+        entries.push(Entry {
+            name,
+            layer: format!("stack of {}", kinds.join(", ")),
+            plans: stack.plans,
+            chips: stack.hardware,
+        });
+    }
     if format == Format::Json {
         serde_json::to_writer_pretty(&mut *out, &entries)?;
         writeln!(out)?;

@@ -5,6 +5,7 @@ pub mod hw;
 mod init;
 mod list;
 mod run;
+mod stack;
 
 use std::io::{IsTerminal, Write};
 

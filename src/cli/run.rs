@@ -40,7 +40,7 @@ pub(super) struct RunArgs {
     hw: Vec<String>,
     /// Folder of the report; `reports/<name>` where absent
     #[arg(long)]
-    out: Option<PathBuf>,
+    pub(super) out: Option<PathBuf>,
     /// Write the schedules as `trace.json` into the report, for Perfetto
     #[arg(long)]
     trace: bool,
@@ -52,20 +52,20 @@ pub(super) struct RunArgs {
     numeric: NumericMode,
     /// Change a field of the workload (`layer.chunk=128`) or of every chip (`hw.matrix_unit.rows=128`)
     #[arg(long = "set", value_name = "FIELD=VALUE")]
-    set: Vec<String>,
+    pub(super) set: Vec<String>,
 }
 
 pub(super) fn execute(out: &mut impl Write, args: &RunArgs, global: &Global) -> anyhow::Result<Outcome> {
-    let (hardware_set, workload_set): (Vec<&String>, Vec<&String>) = args
-        .set
-        .iter()
-        .partition(|assignment| assignment.starts_with("hw."));
+    let workload_set = sets(args).1;
+    if let Some(stack) = workload::load_stack(&args.workload, &workload_set)? {
+        return super::stack::execute(out, &stack, args, global);
+    }
     let loaded = workload::load(&args.workload, &workload_set)?;
     let baseline = match &loaded.0.baseline {
         Some(name) => Some(workload::load_baseline(name, &args.workload, &loaded.1)?),
         None => None,
     };
-    let chips = load_chips(args, &loaded, &hardware_set)?;
+    let chips = load_chips(args, &loaded.0.hardware, &loaded.1)?;
     let target = report_folder(args, global, &loaded.0);
     if args.trace && target.is_none() {
         bail!("`--trace` writes into the report, and `--format json|csv` writes none; add `--out DIR`");
@@ -74,7 +74,10 @@ pub(super) fn execute(out: &mut impl Write, args: &RunArgs, global: &Global) -> 
         // Refuse before the work is done, not after.
         folder::check_target(target)?;
     }
-    let numeric = numeric(args, global, &loaded.0)?;
+    let numeric = match extent(args) {
+        Some(extent) => numeric(extent, global, &loaded.0)?,
+        None => None,
+    };
     let result = study::run(RunRequest {
         workload: &loaded,
         baseline: baseline.as_ref(),
@@ -146,13 +149,23 @@ fn report_folder(args: &RunArgs, global: &Global, workload: &Workload) -> Option
     }
 }
 
-fn load_chips(args: &RunArgs, loaded: &(Workload, Document), set: &[&String]) -> Result<Chips, ConfigError> {
-    let (workload, document) = loaded;
+/// Overrides of the chips and of the workload.
+fn sets(args: &RunArgs) -> (Vec<&String>, Vec<&String>) {
+    args.set.iter().partition(|assignment| assignment.starts_with("hw."))
+}
+
+/// The chips of the command line, or those that `document` names as `hardware`.
+pub(super) fn load_chips(
+    args: &RunArgs,
+    hardware: &[String],
+    document: &Document,
+) -> Result<Chips, ConfigError> {
+    let set = sets(args).0;
     if !args.hw.is_empty() {
         return args
             .hw
             .iter()
-            .map(|name| hardware::load_with(name, set))
+            .map(|name| hardware::load_with(name, &set))
             .collect();
     }
     let load = |(i, name): (usize, &String)| -> Result<(Chip, Document), ConfigError> {
@@ -164,24 +177,28 @@ fn load_chips(args: &RunArgs, loaded: &(Workload, Document), set: &[&String]) ->
                 format!("unknown hardware `{name}`; {tail}"),
             ));
         }
-        hardware::load_with(name, set)
+        hardware::load_with(name, &set)
     };
-    workload.hardware.iter().enumerate().map(load).collect()
+    hardware.iter().enumerate().map(load).collect()
 }
 
 /// Rate assumed for the time estimate of a full execution, in FLOP/s: about what two cores reach on small products.
 const ASSUMED_FLOPS_PER_SECOND: f64 = 4e10;
 
-fn numeric(
-    args: &RunArgs,
+/// What the command line asks to be executed.
+pub(super) fn extent(args: &RunArgs) -> Option<Extent> {
+    match args.numeric {
+        NumericMode::Off => None,
+        NumericMode::Sample => Some(Extent::Sample),
+        NumericMode::Full => Some(Extent::Full),
+    }
+}
+
+pub(super) fn numeric(
+    extent: Extent,
     global: &Global,
     workload: &Workload,
 ) -> anyhow::Result<Option<crate::report::result::NumericResult>> {
-    let extent = match args.numeric {
-        NumericMode::Off => return Ok(None),
-        NumericMode::Sample => Extent::Sample,
-        NumericMode::Full => Extent::Full,
-    };
     let estimate = study::estimate(workload, extent)?;
     let gib = estimate.bytes as f64 / f64::from(1 << 30);
     let seconds = estimate.flops / ASSUMED_FLOPS_PER_SECOND;

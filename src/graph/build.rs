@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::op::{Function, Init, Mask, Op, Precision, ReduceFunction, Role, RowRun, Scan};
+use super::op::{Function, Init, Mask, Op, PairLoop, Precision, ReduceFunction, Role, RowRun, Scan};
+use super::{BlockPairs, Visibility};
 use super::{Graph, Node, Operand, Shape, Stage, TensorType, Value};
 use crate::dtype::Dtype;
 
@@ -269,6 +270,24 @@ impl Builder {
     pub fn select(&mut self, name: &str, mask: Mask, a: Value, fill: f64) -> Value {
         let ty = self.ty(a).clone();
         self.append(name, Op::Select { mask, fill }, &[a], vec![ty])
+    }
+
+    /// Keeps the scores `[.., m, n]` of the keys that a query sees and puts `fill` elsewhere; `origin [2]` is the position of the first
+    /// query and the first key.
+    pub fn select_visible(
+        &mut self,
+        name: &str,
+        visibility: Visibility,
+        scores: Value,
+        origin: Value,
+        fill: f64,
+    ) -> Value {
+        let op = Op::SelectVisible { visibility, fill };
+        let (ty, at) = (self.ty(scores).clone(), self.ty(origin).clone());
+        if ty.shape.rank() < 2 || at.shape.dims() != [2] {
+            return self.fail(name, &op, scores, format!("needs a matrix and an origin, has {ty} and {at}"));
+        }
+        self.append(name, op, &[scores, origin], vec![ty])
     }
 
     /// Rounds to `dtype`; nothing is appended where the value has that format already.
@@ -645,6 +664,7 @@ impl Builder {
                     carries: carries.len(),
                     scanned: scanned.len(),
                     segments: segments.into(),
+                    pairs: None,
                     body: graph,
                 };
                 let operands: Vec<Value> = carries.iter().chain(scanned).chain(invariants).copied().collect();
@@ -671,6 +691,75 @@ impl Builder {
                 )
             }
         }
+    }
+
+    /// A loop over pairs of a row block and a column block, which are indices along dimension `axis` of carries and `rows`, and of
+    /// `columns`.
+    ///
+    /// `body` receives a builder, the carries of the row block, its slices of `rows`, the slices of `columns` and the origin `[2]` of the pair,
+    /// and returns the next carries. The results are the final carries of all row blocks.
+    pub fn pair_scan<F>(
+        &mut self,
+        name: &str,
+        axis: usize,
+        blocks: BlockPairs,
+        carries: &[Value],
+        (rows, columns): (&[Value], &[Value]),
+        body: F,
+    ) -> Vec<Value>
+    where
+        F: FnOnce(&mut Builder, &[Value], &[Value], &[Value], Value) -> Vec<Value>,
+    {
+        let mut inner = Builder::new(self.stage);
+        let mut declare = |outer: &Self, values: &[Value], extent: usize, label: &str| -> Vec<Value> {
+            let slices = values.iter().enumerate().map(|(i, &value)| {
+                let ty = outer.ty(value);
+                let mut shape = ty.shape.clone();
+                if shape.dims().get(axis) == Some(&extent) {
+                    shape = shape.without(axis);
+                } else {
+                    let problem = format!("{label} {i}, {ty}, does not have {extent} blocks along dimension {axis}");
+                    inner.fail_scan(name, problem);
+                }
+                let dims = shape.dims().to_vec();
+                inner.input(&format!("{label}{i}"), dims, ty.dtype, Role::Body, Init::Zeros)
+            });
+            slices.collect()
+        };
+        let c = declare(self, carries, blocks.rows, "carry");
+        let r = declare(self, rows, blocks.rows, "row");
+        let k = declare(self, columns, blocks.columns, "column");
+        let origin = inner.input("origin", [2], Dtype::F32, Role::Body, Init::Zeros);
+        let next = body(&mut inner, &c, &r, &k, origin);
+        let same = next.len() == c.len() && c.iter().zip(&next).all(|(&a, &b)| inner.ty(a) == inner.ty(b));
+        if !same {
+            inner.fail_scan(name, "the carries that come out differ from those that go in".to_owned());
+        }
+        for (i, &value) in next.iter().enumerate() {
+            inner.output(&format!("carry{i}"), value);
+        }
+        let results: Vec<TensorType> = carries.iter().map(|&value| self.ty(value).clone()).collect();
+        let op = match inner.finish() {
+            Ok(body) => Op::Scan(Box::new(Scan {
+                trips: blocks.count(),
+                axis,
+                carries: carries.len(),
+                scanned: rows.len() + columns.len(),
+                segments: Arc::from([0]),
+                pairs: Some(PairLoop {
+                    blocks,
+                    rows: rows.len(),
+                }),
+                body,
+            })),
+            Err(error) => {
+                self.error.get_or_insert(error);
+                Op::Fill(0.0)
+            }
+        };
+        let operands: Vec<Value> = carries.iter().chain(rows).chain(columns).copied().collect();
+        let node = self.append(name, op, &operands, results).node;
+        (0..carries.len()).map(|port| Value { node, port }).collect()
     }
 
     fn append(&mut self, name: &str, op: Op, operands: &[Value], results: Vec<TensorType>) -> Value {

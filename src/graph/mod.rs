@@ -7,13 +7,15 @@
 
 mod build;
 mod op;
+mod pairs;
 mod shape;
 mod stage;
 mod table;
 pub mod work;
 
 pub use build::{BuildError, Builder};
-pub use op::{Function, Init, Mask, Op, Precision, ReduceFunction, Role, RowRun, Scan, matmul_dtype};
+pub use op::{Function, Init, Mask, Op, PairLoop, Precision, ReduceFunction, Role, RowRun, Scan, matmul_dtype};
+pub use pairs::{BlockPairs, PairKind, Visibility};
 pub use shape::{Shape, TensorType};
 pub use stage::Stage;
 pub use table::{Table, retention_decay};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Graph, Table};
+use super::{BlockPairs, Graph, Table, Visibility};
 use crate::dtype::Dtype;
 
 /// Matrix products of f32 operands, decomposed into bf16 passes as the TPU compiler does
@@ -223,6 +223,18 @@ pub enum Init {
     },
     /// Known before the layer runs, whatever the seed.
     Table(Table),
+    /// Position along the first dimension, counted from 1.
+    Position,
+    /// Cosine of the rotary angle `t base^(-c / n)` of row `t` (from 0) and column `c` of `[.., n]`.
+    RotaryCosine {
+        /// Base of the frequencies.
+        base: f64,
+    },
+    /// Sine of the same angle.
+    RotarySine {
+        /// Base of the frequencies.
+        base: f64,
+    },
 }
 
 /// Neighbouring rows that [`Op::GatherRows`] takes, or rows of zeros it inserts.
@@ -255,8 +267,23 @@ pub struct Scan {
     pub scanned: usize,
     /// First trip of every segment, ascending from 0; one segment is the ordinary loop.
     pub segments: Arc<[usize]>,
+    /// Where the loop runs over pairs of blocks: which ones.
+    pub pairs: Option<PairLoop>,
     /// One iteration.
     pub body: Graph,
+}
+
+/// A loop over pairs of a row block and a column block instead of over one index.
+///
+/// Carries hold every row block along `axis`; a trip reads and replaces the one of its row. Of the scanned operands the first `rows` are
+/// sliced by the row block, the others by the column block. The last input of the body is the origin `[2]` of the pair: its
+/// first row and its first column, exact below 2^24. Nothing is stacked.
+#[derive(Debug, Clone, Copy)]
+pub struct PairLoop {
+    /// The pairs.
+    pub blocks: BlockPairs,
+    /// Scanned operands that are sliced by the row block.
+    pub rows: usize,
 }
 
 /// An operation.
@@ -300,6 +327,13 @@ pub enum Op {
     Select {
         /// What is kept.
         mask: Mask,
+        /// What the rest becomes.
+        fill: f64,
+    },
+    /// Selection by position in the whole sequence; operands: scores `[.., m, n]` and the origin `[2]` of their block.
+    SelectVisible {
+        /// What is kept.
+        visibility: Visibility,
         /// What the rest becomes.
         fill: f64,
     },
@@ -370,6 +404,7 @@ impl Op {
             Op::Reduce { .. } => "reduce",
             Op::CumulativeSum { .. } => "cumulative sum",
             Op::Select { .. } => "select",
+            Op::SelectVisible { .. } => "select visible",
             Op::Cast => "cast",
             Op::Reshape => "reshape",
             Op::Transpose { .. } => "transpose",

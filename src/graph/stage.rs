@@ -29,6 +29,9 @@ pub enum Stage {
     /// Intra-chunk output and state readout.
     #[serde(rename = "op7a")]
     Output,
+    /// Softmax attention over blocks of keys.
+    #[serde(rename = "attention")]
+    Attention,
     /// Output norm and gate.
     #[serde(rename = "op7b")]
     OutputNorm,
@@ -39,7 +42,7 @@ pub enum Stage {
 
 impl Stage {
     /// Every stage, in order of execution.
-    pub const ALL: [Stage; 10] = [
+    pub const ALL: [Stage; 11] = [
         Stage::Projections,
         Stage::Convolution,
         Stage::Gates,
@@ -48,6 +51,7 @@ impl Stage {
         Stage::WyFactors,
         Stage::StateScan,
         Stage::Output,
+        Stage::Attention,
         Stage::OutputNorm,
         Stage::OutputProjection,
     ];
@@ -64,6 +68,7 @@ impl Stage {
             Stage::WyFactors => "op5b",
             Stage::StateScan => "op6",
             Stage::Output => "op7a",
+            Stage::Attention => "attention",
             Stage::OutputNorm => "op7b",
             Stage::OutputProjection => "op7c",
         }
@@ -81,6 +86,7 @@ impl Stage {
             Stage::WyFactors => "WY factors",
             Stage::StateScan => "chunk state scan",
             Stage::Output => "intra-chunk output and state readout",
+            Stage::Attention => "softmax attention",
             Stage::OutputNorm => "output norm and gate",
             Stage::OutputProjection => "output projection",
         }

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Grid, Kernel, KernelOp, OpKind, Plan, Transfer, VectorCost};
-use crate::graph::{Graph, Node, NodeId, Op, Role, Shape, Value, Work, work};
+use super::{ColumnReads, Grid, Kernel, KernelOp, OpKind, Plan, Transfer, VectorCost};
+use crate::graph::{Graph, Node, NodeId, Op, Role, Scan, Shape, Value, Work, work};
 
 /// Lowers the nodes of every group of the plan to one kernel; a group without arithmetic gives none.
 ///
@@ -37,11 +37,16 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
             let (reads, writes) = transfers(graph, &members);
             let grid = grid(graph, &members, &reads, &writes);
             let carried_bytes = carried_bytes(graph, &members) / grid.parallel.max(1);
-            let live_bytes = live_bytes(graph, &members) / grid.steps().max(1);
+            let live_bytes =
+                live_bytes(graph, &members) / grid.steps().max(1) + pair_live_bytes(graph, &members);
             let in_core = group.first >= crate::graph::Stage::Gates || carried_bytes > 0;
+            // A group of which a layer has one stage is called by that stage.
+            let mut stages = ops.iter().map(|op| op.stage);
+            let first = stages.next();
+            let only = first.filter(|stage| stages.all(|other| other == *stage));
             Some(Kernel {
-                label: group.label(),
-                title: group.title(),
+                label: only.map_or_else(|| group.label(), |stage| stage.name().to_owned()),
+                title: only.map_or_else(|| group.title(), |stage| stage.title().to_owned()),
                 ops,
                 reads,
                 writes,
@@ -118,14 +123,28 @@ fn transfers(graph: &Graph, members: &BTreeSet<NodeId>) -> (Vec<Transfer>, Vec<T
     // slices of a tensor reads their sum, one that takes a tensor and a slice of it reads the tensor once.
     let mut read: BTreeMap<Value, BTreeMap<Value, u64>> = BTreeMap::new();
     let mut written: BTreeSet<Value> = BTreeSet::new();
+    let mut columns: BTreeMap<Value, ColumnReads> = BTreeMap::new();
     for (id, node) in graph.nodes() {
         let inside = members.contains(&id);
         if is_free(node) {
             continue;
         }
-        for operand in graph.operands(id) {
+        for (position, operand) in graph.operands(id).into_iter().enumerate() {
             for source in base(graph, operand) {
                 let source_inside = members.contains(&source.node);
+                if let (true, false, Some((scan, heads))) =
+                    (inside, source_inside, column_operand(graph, id, position))
+                {
+                    let ty = graph.ty(operand);
+                    let block = ty.bytes() / ty.shape.dims()[scan.axis].max(1) as u64;
+                    let own_heads: u64 = leading(&ty.shape, scan.axis);
+                    let reads = columns.entry(source).or_insert(ColumnReads {
+                        streamed: 0,
+                        resident: 0,
+                    });
+                    reads.streamed += scan.trips as u64 * heads * (block / own_heads.max(1));
+                    reads.resident = ty.bytes() / own_heads.max(1);
+                }
                 let on_chip = matches!(graph.node(source.node).op, Op::Fill(_) | Op::Identity);
                 if inside && !source_inside && !on_chip {
                     read.entry(source)
@@ -161,10 +180,14 @@ fn transfers(graph: &Graph, members: &BTreeSet<NodeId>) -> (Vec<Transfer>, Vec<T
         name: graph.node(value.node).name.clone(),
         bytes,
         dtype: graph.ty(value).dtype,
+        columns: None,
     };
     let reads = read
         .iter()
-        .map(|(&source, views)| transfer(source, views.values().sum::<u64>().min(graph.ty(source).bytes())))
+        .map(|(&source, views)| Transfer {
+            columns: columns.get(&source).copied(),
+            ..transfer(source, views.values().sum::<u64>().min(graph.ty(source).bytes()))
+        })
         .collect();
     let writes = written
         .iter()
@@ -173,10 +196,66 @@ fn transfers(graph: &Graph, members: &BTreeSet<NodeId>) -> (Vec<Transfer>, Vec<T
     (reads, writes)
 }
 
+/// The loop over pairs of blocks behind node `id`, if operand `position` is sliced by its column block, and the heads of its carries.
+fn column_operand(graph: &Graph, id: NodeId, position: usize) -> Option<(&Scan, u64)> {
+    let node = graph.node(id);
+    let Op::Scan(scan) = &node.op else { return None };
+    let pairs = scan.pairs.as_ref()?;
+    (position >= scan.carries + pairs.rows).then(|| (&**scan, leading(&node.results[0].shape, scan.axis)))
+}
+
+/// Product of the extents before `axis`.
+fn leading(shape: &Shape, axis: usize) -> u64 {
+    shape.dims()[..axis].iter().map(|&d| d as u64).product()
+}
+
+/// Loops over pairs of blocks among the members, with the heads and row blocks of their carries.
+fn pair_loops<'a>(
+    graph: &'a Graph,
+    members: &'a BTreeSet<NodeId>,
+) -> impl Iterator<Item = (&'a Node, &'a Scan)> {
+    members.iter().filter_map(|&id| {
+        let node = graph.node(id);
+        match &node.op {
+            Op::Scan(scan) if scan.pairs.is_some() => Some((node, &**scan)),
+            _ => None,
+        }
+    })
+}
+
+/// Trips of all loops over pairs: a grid step is one trip of one of them.
+fn pair_trips(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
+    pair_loops(graph, members).map(|(_, scan)| scan.trips as u64).sum()
+}
+
+/// Intermediates of one trip of a loop over pairs, of one head.
+fn pair_live_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
+    pair_loops(graph, members)
+        .map(|(node, scan)| {
+            let inside = scan
+                .body
+                .nodes()
+                .filter(|(_, node)| !matches!(node.op, Op::Input { .. }))
+                .map(|(id, _)| id)
+                .collect();
+            live_bytes(&scan.body, &inside) / leading(&node.results[0].shape, scan.axis).max(1)
+        })
+        .max()
+        .unwrap_or(0)
+}
+
 /// Bytes one program of a streaming kernel takes at a time; a few double-buffered blocks of it fit every chip.
 const STREAM_BLOCK_BYTES: u64 = 1 << 17;
 
 fn grid(graph: &Graph, members: &BTreeSet<NodeId>, reads: &[Transfer], writes: &[Transfer]) -> Grid {
+    // Attention: a unit is a query block of a head, its steps are the key blocks it visits, on average where the mask is causal.
+    if let Some((node, scan)) = pair_loops(graph, members).next() {
+        let rows = node.results[0].shape.dims()[scan.axis] as u64;
+        return Grid {
+            parallel: leading(&node.results[0].shape, scan.axis) * rows,
+            sequential: pair_trips(graph, members).div_ceil(rows.max(1)).max(1),
+        };
+    }
     // Of several loops the one over the most heads: key heads may carry something of their own beside the states.
     let scans = members.iter().filter_map(|&id| match &graph.node(id).op {
         Op::Scan(scan) => {
@@ -229,6 +308,10 @@ fn grid(graph: &Graph, members: &BTreeSet<NodeId>, reads: &[Transfer], writes: &
 }
 
 fn carried_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
+    // Loops over pairs follow each other on the same carries.
+    if let Some((node, _)) = pair_loops(graph, members).next() {
+        return node.results.iter().map(|ty| 4 * ty.shape.elements()).sum();
+    }
     members
         .iter()
         .map(|&id| match &graph.node(id).op {
@@ -303,7 +386,13 @@ impl Lowering<'_> {
         }
         let value_columns = self.downstream.contains(&id);
         if let Op::Scan(scan) = &node.op {
-            let produced = self.scan_body(&scan.body, scan.trips as u64, &after, value_columns);
+            // Splitting the values of attention would repeat its scores, which no kernel does.
+            let value_columns = value_columns && scan.pairs.is_none();
+            let share = match &scan.pairs {
+                Some(_) => scan.trips as f64 / pair_trips(self.graph, self.members).max(1) as f64,
+                None => 1.0,
+            };
+            let produced = self.scan_body(&scan.body, scan.trips as u64, &after, (value_columns, share));
             self.produced_by.insert(id, produced);
             return;
         }
@@ -315,13 +404,20 @@ impl Lowering<'_> {
             after,
             value_columns,
             carried: false,
+            share: 1.0,
         };
         self.ops.push(op);
         self.produced_by.insert(id, vec![self.ops.len() - 1]);
     }
 
     /// Appends the body once with the counts of all trips; returns the operations behind its results.
-    fn scan_body(&mut self, body: &Graph, trips: u64, after: &[usize], value_columns: bool) -> Vec<usize> {
+    fn scan_body(
+        &mut self,
+        body: &Graph,
+        trips: u64,
+        after: &[usize],
+        (value_columns, share): (bool, f64),
+    ) -> Vec<usize> {
         let mut produced: BTreeMap<NodeId, Vec<usize>> = BTreeMap::new();
         for (id, node) in body.nodes() {
             if matches!(node.op, Op::Input { role: Role::Body, .. }) {
@@ -347,6 +443,7 @@ impl Lowering<'_> {
                 after: waits,
                 value_columns,
                 carried: true,
+                share,
             };
             self.ops.push(op);
             produced.insert(id, vec![self.ops.len() - 1]);
@@ -458,6 +555,7 @@ fn kind(graph: &Graph, id: NodeId) -> OpKind {
             rows: shape.from_end(1) as u64,
             columns: shape.from_end(0) as u64,
         },
+        Op::SelectVisible { visibility, .. } => vector(shape, visibility.conditions() as f64, 0.0),
         _ => vector(shape, 1.0, 0.0),
     }
 }

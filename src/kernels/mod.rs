@@ -22,6 +22,18 @@ pub struct Transfer {
     pub bytes: u64,
     /// Format of an element.
     pub dtype: Dtype,
+    /// Where a loop over pairs of blocks reads it by column block: what that takes.
+    pub columns: Option<ColumnReads>,
+}
+
+/// How the keys or values of attention reach a kernel. Which of the two ways is taken depends on the chip.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ColumnReads {
+    /// Bytes moved where every program fetches a block for every pair it visits: `2 T nkv dh b` times about `T / block_q` times the query
+    /// heads of a key head.
+    pub streamed: u64,
+    /// Bytes of one key head that stay on chip where the tensor is fetched once for all query blocks and query heads.
+    pub resident: u64,
 }
 
 /// Cost of a vector operation per register (`lanes x sublanes` elements) of its tensor.
@@ -86,6 +98,8 @@ pub struct KernelOp {
     pub value_columns: bool,
     /// Whether it belongs to the loop that carries the state, so that its chain repeats for every chunk of a program.
     pub carried: bool,
+    /// Share of the grid steps that execute it: below 1 where a kernel holds several loops, of whose trips each step is one.
+    pub share: f64,
 }
 
 /// Programs of a kernel.
@@ -145,6 +159,24 @@ impl Kernel {
     #[must_use]
     pub fn write_bytes(&self) -> u64 {
         self.writes.iter().map(|t| t.bytes).sum()
+    }
+
+    /// Bytes of one key head that have to stay on chip for keys and values to be read once; 0 for kernels without such operands.
+    #[must_use]
+    pub fn resident_bytes(&self) -> u64 {
+        self.reads.iter().filter_map(|t| t.columns).map(|c| c.resident).sum()
+    }
+
+    /// The same kernel with the blocks of keys and values fetched again for every pair of blocks.
+    #[must_use]
+    pub fn streaming(&self) -> Kernel {
+        let mut kernel = self.clone();
+        for transfer in &mut kernel.reads {
+            if let Some(columns) = transfer.columns.take() {
+                transfer.bytes = columns.streamed;
+            }
+        }
+        kernel
     }
 
     /// Bytes that cross HBM in both directions.

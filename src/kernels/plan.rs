@@ -76,11 +76,12 @@ impl Plan {
     /// A plan by name.
     ///
     /// `unfused`: a launch per row of the field's stage table, with HBM round trips between them. `fused`: ops 2 to 7a in one launch with the
-    /// state in on-chip memory. `program` says what a program of the launches with a state works on.
+    /// state in on-chip memory. Softmax attention is a launch of its own in both: what its keys go through (norm, rotation) would otherwise be done
+    /// again for every query block. `program` says what a program of the launches with a state works on.
     #[must_use]
     pub fn named(name: &str, program: Program) -> Option<Plan> {
         use Stage::{
-            Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan, WyFactors,
+            Attention, Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan, WyFactors,
         };
         let span = |first, last| Group {
             first,
@@ -101,11 +102,13 @@ impl Plan {
                 span(Gates, WyFactors),
                 scan(StateScan, StateScan),
                 span(Output, Output),
+                span(Attention, Attention),
                 span(OutputNorm, OutputProjection),
             ],
             "fused" => vec![
                 span(Projections, Projections),
                 scan(Convolution, Output),
+                span(Attention, Attention),
                 span(OutputNorm, OutputProjection),
             ],
             _ => return None,

@@ -122,7 +122,7 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: TokenInputs, recurr
         log_decay: inputs.log_decay,
         initial_state: Some(given),
         output: o,
-        final_state: encoded[0],
+        final_state: Some(encoded[0]),
         gram_exponent: None,
     }
 }

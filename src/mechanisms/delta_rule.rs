@@ -147,7 +147,7 @@ pub fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
         log_decay: inputs.log_decay,
         initial_state,
         output: o,
-        final_state,
+        final_state: Some(final_state),
         gram_exponent: decays.and_then(|_| gram_exponent(layer)),
     }
 }

@@ -126,7 +126,7 @@ pub(super) fn append(
         log_decay: Some(inputs.log_decay),
         initial_state,
         output: o,
-        final_state,
+        final_state: Some(final_state),
         gram_exponent: gram::exponent(layer, largest_decay),
     }
 }

@@ -82,7 +82,7 @@ pub(super) fn append(
         log_decay,
         initial_state,
         output: o,
-        final_state,
+        final_state: Some(final_state),
         gram_exponent: log_decay.and_then(|_| gram::exponent(layer, largest_decay)),
     }
 }

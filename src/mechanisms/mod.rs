@@ -17,6 +17,7 @@ pub mod delta_rule;
 mod deltanet;
 mod deltaproduct;
 mod diagonal_low_rank;
+mod flash;
 mod gated_outer;
 pub mod gates;
 mod gdn2;
@@ -29,6 +30,7 @@ mod kda;
 pub mod layer;
 mod linear_attention;
 mod mamba2;
+mod mla;
 mod preconditioned_delta;
 mod q_delta;
 mod registry;
@@ -37,6 +39,7 @@ mod rwkv;
 mod rwkv6;
 mod rwkv7;
 mod sla;
+mod softmax;
 mod state;
 
 pub use inverse::append_inverse;
@@ -64,6 +67,8 @@ pub const ALL: &[&Mechanism] = &[
     &mamba2::MECHANISM,
     &rwkv6::MECHANISM,
     &rwkv7::MECHANISM,
+    &softmax::MECHANISM,
+    &mla::MECHANISM,
 ];
 
 /// How finely the decay is resolved along the key channels.
@@ -89,6 +94,8 @@ pub enum Recurrence {
     GatedOuterProduct(GatedOuterInputs),
     /// `S = D S + a^T (b S) + k^T v`, `o = q S`.
     DiagonalPlusLowRank(DiagonalLowRankInputs),
+    /// `o_i = sum_j softmax_j(q_i k_j) v_j` over the keys the query sees.
+    Softmax(SoftmaxInputs),
 }
 
 impl Recurrence {
@@ -103,6 +110,7 @@ impl Recurrence {
                 .collect(),
             Recurrence::GatedOuterProduct(i) => i.values(),
             Recurrence::DiagonalPlusLowRank(i) => vec![i.query, i.key, i.value, i.write, i.read, i.log_decay],
+            Recurrence::Softmax(i) => vec![i.query, i.key, i.value],
         }
     }
 }
@@ -206,6 +214,17 @@ pub struct DiagonalLowRankInputs {
     pub log_decay: Value,
 }
 
+/// Inputs of softmax attention, in blocks.
+#[derive(Debug, Clone, Copy)]
+pub struct SoftmaxInputs {
+    /// Queries `[B, Hk, R, N, block_q, dk]`, scaled.
+    pub query: Value,
+    /// Keys `[B, Hk, 1, M, block_kv, dk]`.
+    pub key: Value,
+    /// Values `[B, Hk, 1, M, block_kv, dv]`.
+    pub value: Value,
+}
+
 /// The exponent that operands of a factored Gram reach.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GramExponent {
@@ -248,9 +267,9 @@ pub struct Core {
     pub initial_state: Option<Value>,
     /// Core output before the output norm, `[B, Hk, R, N, C, width]`.
     pub output: Value,
-    /// Final state `[B, Hk, R, dk, width]`; `B` counts sequences where they are packed. A decode step hands it over as it is stored: FP8 codes
-    /// lack their scale here.
-    pub final_state: Value,
+    /// Final state `[B, Hk, R, dk, width]`, where the mechanism has one; `B` counts sequences where they are packed. A decode step hands it over as
+    /// it is stored: FP8 codes lack their scale here.
+    pub final_state: Option<Value>,
     /// Exponent of the Gram operands, where the variant has such a limit.
     pub gram_exponent: Option<GramExponent>,
 }

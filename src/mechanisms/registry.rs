@@ -18,6 +18,8 @@ pub mod fields {
         "output_gate",
         "gate_rank",
         "initial_state",
+        "value_heads",
+        "chunk",
     ];
     /// [`COMMON`] without the convolution and the output gate: of mechanisms that have none or whose gate is fixed.
     pub const STATE: &[&str] = &["activations", "state", "state_precision", "initial_state"];
@@ -45,6 +47,24 @@ pub mod fields {
         "sequences",
         "padded_rows",
     ];
+    /// Softmax attention of every kind.
+    pub const ATTENTION: &[&str] = &[
+        "activations",
+        "output_gate",
+        "gate_rank",
+        "block_q",
+        "block_kv",
+        "causal",
+        "window",
+        "scale",
+        "rotary",
+        "rotary_base",
+        "ssmax",
+    ];
+    /// Attention whose query heads share key heads.
+    pub const GROUPED_ATTENTION: &[&str] = &["query_heads", "qk_norm"];
+    /// Attention whose keys and values come from a latent.
+    pub const LATENT_ATTENTION: &[&str] = &["latent_rank", "decoupled_dim"];
     /// Chunk Gram matrices.
     pub const GRAM: &[&str] = &["gram", "pivot"];
     /// Data-dependent decay.

@@ -5,7 +5,7 @@ use ndarray::ArrayD;
 use super::real::{Real, Tensor};
 use super::sweep::{Finish, Outcome, Tally, elements, elements_mut, sweep, zeros};
 use crate::graph::work::PerDtype;
-use crate::graph::{Function, Mask, Work};
+use crate::graph::{Function, Mask, Visibility, Work};
 
 /// What one evaluation of the expression written beside it takes on a vector unit.
 #[derive(Clone, Copy)]
@@ -352,4 +352,44 @@ pub(super) fn select<R: Real>(mask: Mask, fill: f64, a: Tensor<R>, finish: Finis
         work: VECTOR.work(finish, tally.count),
         non_finite: tally.non_finite,
     })
+}
+
+/// Keeps the scores of the keys that a query sees and fills the rest; `origin` is the position of the first query and the first key.
+pub(super) fn select_visible<R: Real>(
+    visibility: Visibility,
+    fill: f64,
+    a: Tensor<R>,
+    origin: &Tensor<R>,
+    finish: Finish,
+) -> Outcome<R> {
+    let rank = a.ndim();
+    let (rows, columns) = (a.shape()[rank - 2], a.shape()[rank - 1]);
+    let at = |i: usize| elements(origin)[i].to_f64() as usize;
+    let (first_row, first_column) = (at(0), at(1));
+    let fill = R::from_f64(fill);
+    let (mut out, source) = over(a);
+    let tally = sweep(elements_mut(&mut out), columns, |offset, block| {
+        if let Some(source) = &source {
+            block.copy_from_slice(&elements(source)[offset..offset + block.len()]);
+        }
+        let mut count = 0;
+        for (i, row) in block.chunks_exact_mut(columns.max(1)).enumerate() {
+            let query = first_row + (offset / columns.max(1) + i) % rows;
+            for (j, x) in row.iter_mut().enumerate() {
+                if !visibility.sees(query, first_column + j) {
+                    *x = fill;
+                }
+            }
+            count += row.len() as u64 * visibility.conditions();
+        }
+        Tally {
+            count,
+            non_finite: finish.apply(block),
+        }
+    });
+    Outcome {
+        value: out.into_shared(),
+        work: VECTOR.work(finish, tally.count),
+        non_finite: tally.non_finite,
+    }
 }

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use ndarray::Axis;
+use ndarray::{ArrayD, Axis};
 use rayon::prelude::*;
 
 use super::plan::{Marks, NonFinite, Plan, Step};
 use super::real::{Real, Tensor};
 use super::sweep::{Finish, Outcome, Tally, elements, elements_mut, standard, sweep, zeros};
 use super::{elementwise, layout, matmul, reduce, sequential};
-use crate::graph::{Graph, NodeId, Op, Scan, Shape, Stage, Value, Work};
+use crate::graph::{Graph, NodeId, Op, PairLoop, Scan, Shape, Stage, Value, Work};
 
 /// How faithful the arithmetic of an execution is to the formats of the graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -280,6 +280,9 @@ impl<R: Real> Run<'_, R> {
             Op::CumulativeSum { axis } => reduce::cumulative_sum(*axis, next()?, finish),
             Op::Select { mask, fill } => elementwise::select(*mask, *fill, next()?, finish)
                 .ok_or_else(|| meaningless("the mask has blocks of no rows"))?,
+            Op::SelectVisible { visibility, fill } => {
+                elementwise::select_visible(*visibility, *fill, next()?, &next()?, finish)
+            }
             Op::Cast => elementwise::cast(next()?, finish),
             Op::Reshape => layout::reshape(next()?, dims),
             Op::Transpose { permutation } => layout::transpose(next()?, permutation),
@@ -296,8 +299,71 @@ impl<R: Real> Run<'_, R> {
         })
     }
 
+    /// The loop over pairs of blocks: the body once per pair, on the carries of its row block.
+    fn pair_scan(
+        &mut self,
+        step: &Step,
+        (scan, pairs): (&Scan, &PairLoop),
+        body: &Plan,
+        marks: &mut Marks,
+    ) -> Result<(), ExecuteError> {
+        let mut operands: Vec<Tensor<R>> = self.take(step, false).into();
+        let scanned = operands.split_off(scan.carries.min(operands.len()));
+        let mut carries: Vec<ArrayD<R>> = operands.into_iter().map(|t| standard(t).into_owned()).collect();
+        let positions: BTreeMap<NodeId, usize> = scan
+            .body
+            .inputs()
+            .enumerate()
+            .map(|(position, (id, _))| (id, position))
+            .collect();
+        let outputs: Vec<Value> = scan.body.outputs().iter().map(|(_, value)| *value).collect();
+        let within = self.within.or(Some(step.node.stage));
+        let axis = Axis(scan.axis);
+        let blocks = &pairs.blocks;
+        for (row, column) in blocks.iter() {
+            let mut run = Run {
+                arithmetic: self.arithmetic,
+                slots: empty_slots(body),
+                within,
+                work: &mut *self.work,
+            };
+            run.all(body, marks, &mut |id| {
+                let position = *positions.get(&id)?;
+                if let Some(carry) = carries.get(position) {
+                    return Some(carry.index_axis(axis, row).to_owned().into_shared());
+                }
+                let position = position - carries.len();
+                let at = if position < pairs.rows { row } else { column };
+                match scanned.get(position) {
+                    Some(whole) => Some(whole.clone().index_axis_move(axis, at)),
+                    None => {
+                        let origin = [row * blocks.block_q, column * blocks.block_kv];
+                        let mut tensor = zeros::<R>(&[2]);
+                        elements_mut(&mut tensor)
+                            .iter_mut()
+                            .zip(origin)
+                            .for_each(|(x, at)| *x = R::from_f64(at as f64));
+                        Some(tensor.into_shared())
+                    }
+                }
+            })?;
+            for (carry, value) in carries.iter_mut().zip(&outputs) {
+                if let Some(next) = &run.slots[value.node.index()][value.port] {
+                    carry.index_axis_mut(axis, row).assign(next);
+                }
+            }
+        }
+        for (slot, carry) in self.slots[step.id.index()].iter_mut().zip(carries) {
+            *slot = Some(carry.into_shared());
+        }
+        Ok(())
+    }
+
     /// The loop: the body once per trip, on slices of the scanned operands.
     fn scan(&mut self, step: &Step, scan: &Scan, body: &Plan, marks: &mut Marks) -> Result<(), ExecuteError> {
+        if let Some(pairs) = &scan.pairs {
+            return self.pair_scan(step, (scan, pairs), body, marks);
+        }
         let mut operands: Vec<Tensor<R>> = self.take(step, false).into();
         let invariants = operands.split_off((scan.carries + scan.scanned).min(operands.len()));
         let scanned = operands.split_off(scan.carries.min(operands.len()));

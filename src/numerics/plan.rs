@@ -78,7 +78,7 @@ impl<'g> Plan<'g> {
                 || self.graph.consumers(step.id).into_iter().any(|consumer| {
                     let c = consumer.index();
                     match self.steps[c].node.op {
-                        Op::Select { .. } => marks.own[c],
+                        Op::Select { .. } | Op::SelectVisible { .. } => marks.own[c],
                         Op::Slice { .. } | Op::Cast => marks.own[c] && leaks[c],
                         Op::Reshape
                         | Op::Transpose { .. }

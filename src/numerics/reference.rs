@@ -194,6 +194,48 @@ pub fn diagonal_plus_low_rank(
     }))
 }
 
+/// What a query of [`softmax_attention`] may look at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionMask {
+    /// Nothing behind its own position.
+    pub causal: bool,
+    /// Nothing `window` or more positions back.
+    pub window: Option<usize>,
+    /// Nothing from this position on.
+    pub keys: usize,
+}
+
+/// Softmax attention (arXiv 1706.03762), row by row with all scores of a row at once: `o_i = sum_j w_ij v_j / sum_j w_ij`, `w_ij = e^(q_i k_j - max)`. A
+/// query without keys gives zeros. The scale belongs to `q`.
+///
+/// Shapes: `q` is `[T, dk]`, `k` is `[S, dk]`, `v` is `[S, dv]`; the result is `[T, dv]`.
+///
+/// # Errors
+/// If the shapes do not belong together.
+pub fn softmax_attention(
+    q: &ArrayRef2<f64>,
+    k: &ArrayRef2<f64>,
+    v: &ArrayRef2<f64>,
+    mask: AttentionMask,
+) -> Result<Array2<f64>, ShapeError> {
+    let ((tokens, dk), keys) = (q.dim(), k.nrows());
+    check("k", k.shape(), &[keys, dk])?;
+    check("v", v.shape(), &[keys, v.ncols()])?;
+    let mut outputs = Array2::zeros((tokens, v.ncols()));
+    for i in 0..tokens {
+        let end = if mask.causal { i + 1 } else { keys }.min(keys).min(mask.keys);
+        let start = mask.window.map_or(0, |window| (i + 1).saturating_sub(window));
+        let scores: Vec<f64> = (start..end).map(|j| q.row(i).dot(&k.row(j))).collect();
+        let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        for (j, weight) in (start..end).zip(weights) {
+            outputs.row_mut(i).scaled_add(weight / total, &v.row(j));
+        }
+    }
+    Ok(outputs)
+}
+
 /// Runs `token(t, values, state, outputs)` over all tokens, on a few columns at a time: the columns of the state never meet in any of the
 /// recurrences. `state` is `[dk, columns]` in row-major order, `outputs` starts at zero.
 fn by_columns(

@@ -446,10 +446,10 @@ impl Page {
                 Cell::number(relative_error(rms), rms),
             ]
         };
-        let rows = [
-            row("core output", numeric.output_rel_error, numeric.output_rms_error),
-            row("final state", numeric.state_rel_error, numeric.state_rms_error),
-        ];
+        let mut rows = vec![row("core output", numeric.output_rel_error, numeric.output_rms_error)];
+        if let (Some(largest), Some(rms)) = (numeric.state_rel_error, numeric.state_rms_error) {
+            rows.push(row("final state", largest, rms));
+        }
         self.table("Relative errors", &columns, &rows, &[], 0);
         let finite = numeric.non_finite.as_ref().map_or_else(
             || "Every value is finite.".to_owned(),

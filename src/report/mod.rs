@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`text`] | the report in a terminal |
 //! | [`csv`], [`json`] | data, described in `docs/formats.md` |
+//! | [`stack`] | text, CSV and JSON of a stack of layers |
 //! | [`plot`] | the roofline picture and the stage bars |
 //! | [`trace`] | schedules for Perfetto |
 //! | [`timeline`], [`explain`] | one program, and one row of the table taken apart |
@@ -26,4 +27,5 @@ pub mod timeline;
 pub mod trace;
 
 pub mod result;
+pub mod stack;
 pub mod table;

@@ -190,12 +190,12 @@ pub struct ChipResult {
 pub struct NumericResult {
     /// Largest error of the core output over its largest value, against the token recurrence in f64.
     pub output_rel_error: f64,
-    /// The same for the final state.
-    pub state_rel_error: f64,
+    /// The same for the final state, where the mechanism has one.
+    pub state_rel_error: Option<f64>,
     /// RMS error of the core output over its RMS value.
     pub output_rms_error: f64,
-    /// RMS error of the final state over its RMS value.
-    pub state_rms_error: f64,
+    /// RMS error of the final state over its RMS value, where the mechanism has one.
+    pub state_rms_error: Option<f64>,
     /// Largest error of core output and final state when the same graph is executed in f64 without rounding: the chunk form
     /// against the recurrence.
     pub exact_rel_error: f64,

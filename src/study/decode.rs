@@ -53,7 +53,7 @@ pub fn run_steps<R: Real>(
     let mut wanted = keep.to_vec();
     wanted.extend(states.iter().map(|(_, next)| *next));
     wanted.extend(scale);
-    wanted.push(core.final_state);
+    wanted.extend(core.final_state);
 
     let mut inputs = inputs.clone();
     let mut steps: BTreeMap<Value, Vec<Tensor<R>>> = BTreeMap::new();
@@ -71,13 +71,14 @@ pub fn run_steps<R: Real>(
             let Some(tensor) = execution.values.get(&value) else { continue };
             steps.entry(value).or_default().push(tensor.clone());
         }
-        if let (Some(scale), Some(codes)) = (scale, execution.values.get(&core.final_state)) {
+        let codes = core.final_state.and_then(|state| Some((state, execution.values.get(&state)?)));
+        if let (Some(scale), Some((final_state, codes))) = (scale, codes) {
             let scale = execution
                 .values
                 .get(&scale)
                 .ok_or_else(|| fault("state scale", "was not kept"))?;
             let state = (codes * scale).into_shared();
-            execution.values.insert(core.final_state, state);
+            execution.values.insert(final_state, state);
         }
         total = Some(match total {
             None => execution,
@@ -93,7 +94,7 @@ pub fn run_steps<R: Real>(
     }
     let mut total = total.ok_or_else(|| fault("x", "has no tokens"))?;
     for (value, parts) in steps {
-        if value == core.final_state {
+        if Some(value) == core.final_state {
             continue;
         }
         let Some(first) = parts.first() else { continue };

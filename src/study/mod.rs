@@ -5,6 +5,8 @@ pub mod decode;
 mod recurrence;
 pub mod run;
 pub mod schedules;
+pub mod stack;
 
 pub use check::{CheckError, Estimate, Extent, check, checked_layer, estimate};
 pub use run::{Chips, RunError, RunRequest, run};
+pub use stack::{StackRequest, run_stack};

@@ -9,7 +9,7 @@ use crate::graph::{Value, retention_decay};
 use crate::layer::{Layer, ReadConvention};
 use crate::mechanisms::{
     DeltaRuleInputs, DiagonalLowRankInputs, GatedOuterInputs, LayerGraph, NORMALISER_EPSILON, OuterDecay,
-    Readout, Recurrence,
+    Readout, Recurrence, SoftmaxInputs,
 };
 use crate::numerics::reference::{self, Read};
 use crate::numerics::{Execution, Tensor};
@@ -22,12 +22,15 @@ pub(super) fn by_token(
     built: &LayerGraph,
     layer: &Layer,
     exact: &Execution<f64>,
-) -> Result<(ArrayD<f64>, ArrayD<f64>), CheckError> {
+) -> Result<(ArrayD<f64>, Option<ArrayD<f64>>), CheckError> {
     // The executed values say how many tokens there are: the steps of a decode lie along the chunks.
     let o = tensor(exact, built.core.output, "core output")?.shape();
-    let s = tensor(exact, built.core.final_state, "final state")?.shape();
-    let (mut output, mut state) = (ArrayD::zeros(o), ArrayD::zeros(s));
-    let (key_rows, width) = (s[3], s[4]);
+    let mut output = ArrayD::zeros(o);
+    let mut state = match built.core.final_state {
+        Some(value) => Some(ArrayD::zeros(tensor(exact, value, "final state")?.shape())),
+        None => None,
+    };
+    let (key_rows, width) = state.as_ref().map_or((0, 0), |s| (s.shape()[3], s.shape()[4]));
     // Every sequence with the entry of the batch it belongs to, its rows, and its entry of the states.
     let sequences: Vec<(usize, Option<Range<usize>>, usize)> = if layer.sequences.is_empty() {
         (0..o[0]).map(|batch| (batch, None, batch)).collect()
@@ -60,9 +63,15 @@ pub(super) fn by_token(
                         gated_outer_product(inputs, layer, &head, &initial)?
                     }
                     Recurrence::DiagonalPlusLowRank(inputs) => diagonal_low_rank(inputs, &head, &initial)?,
+                    Recurrence::Softmax(inputs) => {
+                        put(&mut output, head.at, 0, &softmax(inputs, layer, &head)?);
+                        continue;
+                    }
                 };
                 put(&mut output, head.at, part.as_ref().map_or(0, |p| p.start), &result.outputs);
-                put(&mut state, [entry, key_head, value_head], 0, &result.state);
+                if let Some(state) = &mut state {
+                    put(state, [entry, key_head, value_head], 0, &result.state);
+                }
             }
         }
     }
@@ -181,6 +190,26 @@ fn diagonal_low_rank(
         l: &head.rows(inputs.log_decay, "log decay")?,
     };
     reference::diagonal_plus_low_rank(&operands, initial).map_err(misfit)
+}
+
+/// Softmax attention of one head; keys have their own number of padded rows.
+fn softmax(
+    inputs: &SoftmaxInputs,
+    layer: &Layer,
+    head: &Head<'_>,
+) -> Result<Array2<f64>, CheckError> {
+    let query = head.rows(inputs.query, "query")?;
+    let (key, value) = (head.rows(inputs.key, "key")?, head.rows(inputs.value, "value")?);
+    let valid = if layer.attention.causal { key.nrows() } else { layer.tokens };
+    let mask = reference::AttentionMask {
+        causal: layer.attention.causal,
+        window: layer.attention.window,
+        keys: valid,
+    };
+    reference::softmax_attention(&query, &key, &value, mask).map_err(|e| CheckError::Shape {
+        what: "attention",
+        problem: e.to_string(),
+    })
 }
 
 /// One head of core-layout tensors.

@@ -258,7 +258,7 @@ fn check_roofs(kernel: &Kernel, time: &KernelTime, chip: &Chip) -> Result<(), St
     )?;
     roof(
         "HBM bytes",
-        kernel.hbm_bytes() as f64,
+        time.hbm_bytes as f64,
         chip.hbm_bandwidth_per_device().get(),
     )
 }
@@ -283,7 +283,7 @@ fn stage_result(kernel: &Kernel, time: &KernelTime, published_us: Option<f64>) -
         flops: kernel.work.matrix_flops.total(),
         vector_ops: kernel.work.vector_ops.total(),
         transcendentals: kernel.work.transcendentals,
-        hbm_bytes: kernel.hbm_bytes(),
+        hbm_bytes: time.hbm_bytes,
         mxu_busy: share(time.mxu_us),
         vpu_busy: share(time.vpu_us),
         hbm_busy: share(time.hbm_us),

@@ -76,6 +76,8 @@ pub struct KernelTime {
     pub cut: Cut,
     /// Working set of a program, in bytes.
     pub working_set: u64,
+    /// Bytes read from and written to HBM on this chip.
+    pub hbm_bytes: u64,
     /// Useful part of the occupied matrix tiles.
     pub mxu_lane: f64,
     /// Matrix FLOP/s of the device over its peak, each format against its own.
@@ -89,10 +91,24 @@ pub struct KernelTime {
 }
 
 /// Times a kernel on a chip.
+///
+/// Keys and values of attention are read once where those of a key head fit on chip beside two more of them being fetched (programs of a key head
+/// follow each other), else once for every pair of blocks of every query head. Caches of a GPU are not modelled.
 #[must_use]
 pub fn time_kernel(kernel: &Kernel, chip: &Chip) -> KernelTime {
-    let mut remarks = Vec::new();
     let capacity = chip.on_chip.capacity.get() as u64;
+    let resident = 2 * kernel.resident_bytes();
+    if resident == 0 || working_set(kernel, 1, 1) + resident <= capacity {
+        time(kernel, chip, resident)
+    } else {
+        time(&kernel.streaming(), chip, 0)
+    }
+}
+
+/// Times a kernel beside `resident` bytes that stay on chip.
+fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
+    let mut remarks = Vec::new();
+    let capacity = (chip.on_chip.capacity.get() as u64).saturating_sub(resident);
     let value_parts = value_parts(kernel, chip, capacity, &mut remarks);
     let parallel = kernel.grid.parallel * value_parts;
     let cores = u64::from(chip.cores_per_device);
@@ -169,7 +185,8 @@ pub fn time_kernel(kernel: &Kernel, chip: &Chip) -> KernelTime {
         cores_used,
         programs_per_core,
         cut,
-        working_set: working_set(kernel, value_parts, units * chunks),
+        working_set: resident + working_set(kernel, value_parts, units * chunks),
+        hbm_bytes: kernel.hbm_bytes(),
         mxu_lane: if mxu > 0.0 { (ideal / mxu).min(1.0) } else { 0.0 },
         mxu_achieved: micros(ideal) / total_us * (cores_used as f64 / cores as f64),
         program,

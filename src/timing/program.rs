@@ -174,7 +174,7 @@ pub fn schedule(kernel: &Kernel, chip: &Chip, cut: Cut) -> Program {
             );
             continue;
         }
-        let cost = occupancy(chip, &op.kind, op.value_columns, cut.value_parts);
+        let cost = of_op(op, chip, cut);
         let copies = (cut.units * cut.chunks) as f64;
         let after: Vec<usize> = op.after.iter().flat_map(|&j| placed_as[j].clone()).collect();
         let placed = lanes.place(
@@ -219,7 +219,7 @@ fn place_loop(
         let mut here: Vec<Option<usize>> = vec![None; kernel.ops.len()];
         for &index in carried {
             let op = &kernel.ops[index];
-            let cost = occupancy(chip, &op.kind, op.value_columns, cut.value_parts);
+            let cost = of_op(op, chip, cut);
             let mut after = Vec::new();
             let mut reads_carry = true;
             for &j in &op.after {
@@ -258,6 +258,12 @@ fn place_loop(
             .filter_map(|&i| here[i])
             .collect();
     }
+}
+
+/// What one instance of an operation asks of a core; one that only some steps execute delays a step by its share of the latency.
+fn of_op(op: &crate::kernels::KernelOp, chip: &Chip, cut: Cut) -> Occupancy {
+    let cost = occupancy(chip, &op.kind, op.value_columns, cut.value_parts);
+    Occupancy { latency: cost.latency * op.share, ..cost }
 }
 
 /// Operations by nominal depth, ties by their place in the graph; a dependence always comes first.

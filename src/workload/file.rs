@@ -9,14 +9,14 @@ use crate::dtype::Dtype;
 use crate::graph::Precision;
 use crate::kernels::{Plan, Program};
 use crate::layer::{
-    DecayGate, FeatureMap, GramVariant, InitialState, InverseVariant, Layer, OutputGate, Pass, PivotRow,
+    Attention, DecayGate, FeatureMap, GramVariant, InitialState, InverseVariant, Layer, OutputGate, Pass, PivotRow,
     ReadConvention, Readout, StateFormat, StateProducts,
 };
 use crate::mechanisms::{Granularity, Mechanism, fields, gram_variants};
 
 /// A positive whole number.
 #[derive(Debug, Clone, Copy)]
-struct Size(usize);
+pub(super) struct Size(pub(super) usize);
 
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -69,7 +69,8 @@ struct LayerFile {
     padded_rows: Option<Size>,
     model_width: Size,
     key_heads: Size,
-    value_heads: Size,
+    value_heads: Option<Size>,
+    query_heads: Option<Size>,
     key_dim: Size,
     value_dim: Size,
     chunk: Option<Size>,
@@ -97,6 +98,17 @@ struct LayerFile {
     householder_steps: Option<Size>,
     readout: Option<Readout>,
     state_products: Option<StateProducts>,
+    block_q: Option<Size>,
+    block_kv: Option<Size>,
+    causal: Option<bool>,
+    window: Option<Size>,
+    scale: Option<f64>,
+    rotary: Option<f64>,
+    rotary_base: Option<f64>,
+    ssmax: Option<bool>,
+    qk_norm: Option<bool>,
+    latent_rank: Option<Size>,
+    decoupled_dim: Option<Size>,
 }
 
 /// What a program of a kernel with a carried state works on.
@@ -188,7 +200,7 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
             }
         }
         None => {
-            if file.pass == Pass::Forward {
+            if file.pass == Pass::Forward && file.layer.mechanism.uses("chunk") {
                 defaults.push("program: one head and one chunk (default)".to_owned());
             }
             Program { heads: 1, chunks: 1 }
@@ -386,7 +398,13 @@ fn extents(file: &LayerFile, pass: Pass, document: &Document, errors: &mut Vec<C
         }
         None => sum,
     };
-    let Some(Size(chunk)) = file.chunk else {
+    // Attention has no chunk; its query block takes the place.
+    let step = if file.mechanism.uses("chunk") {
+        file.chunk
+    } else {
+        file.block_q.or(Some(Size(Attention::default().block_q)))
+    };
+    let Some(Size(chunk)) = step else {
         errors.push(document.error_at("layer", "missing key `chunk`"));
         return None;
     };
@@ -432,6 +450,22 @@ fn layer(
         sequences,
         padded_rows,
     } = extents(file, pass, document, errors)?;
+    let mechanism = file.mechanism;
+    // Heads beside the key heads and tokens of a step carry different names in attention.
+    let heads_field = match (mechanism.uses("query_heads"), mechanism.uses("value_heads")) {
+        (true, _) => ("query_heads", file.query_heads),
+        (_, true) => ("value_heads", file.value_heads),
+        _ => ("key_heads", Some(file.key_heads)),
+    };
+    let step_field = if mechanism.uses("chunk") { "chunk" } else { "block_q" };
+    let Some(heads) = heads_field.1 else {
+        let message = format!(
+            "missing key `{}`; `{}` needs it, for instance `{}: {}`",
+            heads_field.0, mechanism.name, heads_field.0, file.key_heads.0
+        );
+        errors.push(document.error_at("layer", message));
+        return None;
+    };
     let mut complain = |field: &str, message: String| {
         errors.push(document.error_at(&format!("layer.{field}"), message));
     };
@@ -440,10 +474,10 @@ fn layer(
         ("tokens", Size(tokens)),
         ("model_width", file.model_width),
         ("key_heads", file.key_heads),
-        ("value_heads", file.value_heads),
+        (heads_field.0, heads),
         ("key_dim", file.key_dim),
         ("value_dim", file.value_dim),
-        ("chunk", Size(chunk)),
+        (step_field, Size(chunk)),
     ];
     for (name, Size(size)) in sizes {
         if size > LARGEST_EXTENT {
@@ -463,14 +497,13 @@ fn layer(
     ] = sizes.map(|(_, s)| s.0);
     if value_heads % key_heads != 0 {
         complain(
-            "value_heads",
+            heads_field.0,
             format!(
                 "expected a multiple of the {key_heads} key heads, found `{value_heads}`; {}",
                 neighbours(value_heads, key_heads)
             ),
         );
     }
-    let mechanism = file.mechanism;
     for field in optional_fields() {
         if !mechanism.uses(field) && document.node(&format!("layer.{field}")).is_some() {
             let message = format!("`{}` does not read `{field}`; remove the key", mechanism.name);
@@ -529,7 +562,7 @@ fn layer(
     let work = tokens as u128
         * batch as u128
         * (value_heads as u128 * value_dim as u128 + 2 * key_heads as u128 * key_dim as u128)
-        * (model_width.max(chunk).max(key_dim) as u128);
+        * (model_width.max(if mechanism.uses("chunk") { chunk } else { tokens }).max(key_dim) as u128);
     if work > LARGEST_LAYER {
         complain(
             "tokens",
@@ -646,6 +679,11 @@ fn layer(
         );
     }
 
+    let attention = if mechanism.uses("block_kv") {
+        attention(file, document, &mut defaults, errors)?
+    } else {
+        Attention::default()
+    };
     let mut layer = Layer {
         mechanism,
         batch,
@@ -683,6 +721,7 @@ fn layer(
         pass,
         readout,
         state_products,
+        attention,
     };
     let variants = gram_variants((mechanism.granularity)(&layer));
     layer.gram = defaults.or(file.gram, "gram", variants[0]);
@@ -742,6 +781,95 @@ fn layer(
     (errors.len() == before).then_some(layer)
 }
 
+/// The choices of softmax attention.
+fn attention(
+    file: &LayerFile,
+    document: &Document,
+    defaults: &mut Defaults<'_>,
+    errors: &mut Vec<ConfigError>,
+) -> Option<Attention> {
+    let before = errors.len();
+    let mut complain = |field: &str, message: String| {
+        errors.push(document.error_at(&format!("layer.{field}"), message));
+    };
+    let usual = Attention::default();
+    let size = |written: Option<Size>| written.map(|s| s.0);
+    let latent = defaults.mechanism.uses("latent_rank");
+    let attention = Attention {
+        block_q: defaults.or(size(file.block_q), "block_q", usual.block_q),
+        block_kv: defaults.or(size(file.block_kv), "block_kv", usual.block_kv),
+        causal: defaults.or(file.causal, "causal", usual.causal),
+        window: size(file.window),
+        scale: file.scale,
+        rotary: defaults.or(file.rotary, "rotary", usual.rotary),
+        rotary_base: defaults.or(file.rotary_base, "rotary_base", usual.rotary_base),
+        ssmax: defaults.or(file.ssmax, "ssmax", usual.ssmax),
+        qk_norm: defaults.or(file.qk_norm, "qk_norm", usual.qk_norm),
+        latent_rank: size(file.latent_rank).unwrap_or(0),
+        decoupled_dim: size(file.decoupled_dim).unwrap_or(0),
+    };
+    for (field, block) in [("block_q", attention.block_q), ("block_kv", attention.block_kv)] {
+        if block > LARGEST_EXTENT {
+            complain(field, format!("expected at most {LARGEST_EXTENT}, found `{block}`"));
+        }
+    }
+    if attention.window.is_some() && !attention.causal {
+        complain(
+            "window",
+            "a window looks back from the query; expected `causal: true`, found `false`".to_owned(),
+        );
+    }
+    if attention.window.is_some_and(|window| window > LARGEST_EXTENT) {
+        complain("window", format!("expected at most {LARGEST_EXTENT}"));
+    }
+    if attention.ssmax && !attention.causal {
+        complain(
+            "ssmax",
+            "counts the keys up to the query; expected `causal: true`, found `false`".to_owned(),
+        );
+    }
+    if attention.scale.is_some_and(|scale| !(scale > 0.0 && scale.is_finite())) {
+        complain("scale", "expected a factor above zero".to_owned());
+    }
+    if !(attention.rotary_base > 1.0 && attention.rotary_base.is_finite()) {
+        complain("rotary_base", "expected a number above 1, such as `10000`".to_owned());
+    }
+    let key_dim = file.key_dim.0;
+    if latent {
+        for (field, value) in [
+            ("latent_rank", attention.latent_rank),
+            ("decoupled_dim", attention.decoupled_dim),
+        ] {
+            if value == 0 {
+                let message = format!("missing key `{field}`; `mla` needs it, for instance `{field}: 64`");
+                errors.push(document.error_at("layer", message));
+            }
+        }
+        if attention.decoupled_dim >= key_dim {
+            let message = format!(
+                "expected less than the {key_dim} channels of a key, found `{}`",
+                attention.decoupled_dim
+            );
+            errors.push(document.error_at("layer.decoupled_dim", message));
+        }
+        if attention.latent_rank > LARGEST_EXTENT {
+            let message = format!("expected at most {LARGEST_EXTENT}");
+            errors.push(document.error_at("layer.latent_rank", message));
+        }
+    }
+    let channels = if latent { attention.decoupled_dim } else { key_dim };
+    let rotated = attention.rotary * channels as f64;
+    let even = (rotated / 2.0).fract().abs() < 1e-9;
+    if !((0.0..=1.0).contains(&attention.rotary) && even) {
+        let message = format!(
+            "expected a share from 0 to 1 that leaves an even number of the {channels} channels, such as `1`, `0.5` or `0`, found `{}`",
+            attention.rotary
+        );
+        errors.push(document.error_at("layer.rotary", message));
+    }
+    (errors.len() == before).then_some(attention)
+}
+
 /// Every optional field of a layer that only some mechanisms read.
 fn optional_fields() -> impl Iterator<Item = &'static str> {
     [
@@ -756,6 +884,9 @@ fn optional_fields() -> impl Iterator<Item = &'static str> {
         fields::FEATURES,
         fields::DECAY_RANK,
         fields::MIX_RANK,
+        fields::ATTENTION,
+        fields::GROUPED_ATTENTION,
+        fields::LATENT_ATTENTION,
     ]
     .into_iter()
     .flatten()

@@ -39,7 +39,27 @@ const SHIPPED: &[(&str, &str)] = &[
     ("kda_decode", include_str!("../../workloads/kda_decode.yaml")),
     ("gdn_decode", include_str!("../../workloads/gdn_decode.yaml")),
     ("sla_r4_decode", include_str!("../../workloads/sla_r4_decode.yaml")),
+    ("softmax_gqa", include_str!("../../workloads/softmax_gqa.yaml")),
+    ("softmax_window", include_str!("../../workloads/softmax_window.yaml")),
+    ("mla", include_str!("../../workloads/mla.yaml")),
 ];
+
+/// The shipped stacks of layers.
+const SHIPPED_STACKS: &[(&str, &str)] = &[
+    ("hybrid_0L1A", include_str!("../../workloads/hybrid_0L1A.yaml")),
+    ("hybrid_4L1A", include_str!("../../workloads/hybrid_4L1A.yaml")),
+    ("hybrid_4L1A_kda", include_str!("../../workloads/hybrid_4L1A_kda.yaml")),
+    ("hybrid_7L1A", include_str!("../../workloads/hybrid_7L1A.yaml")),
+    ("hybrid_7L1A_kda", include_str!("../../workloads/hybrid_7L1A_kda.yaml")),
+    ("hybrid_15L1A", include_str!("../../workloads/hybrid_15L1A.yaml")),
+    ("hybrid_15L1A_kda", include_str!("../../workloads/hybrid_15L1A_kda.yaml")),
+];
+
+/// Names of the shipped stacks.
+#[must_use]
+pub fn shipped_stacks() -> Vec<&'static str> {
+    SHIPPED_STACKS.iter().map(|(name, _)| *name).collect()
+}
 
 /// Names of the shipped workloads.
 #[must_use]
@@ -47,16 +67,17 @@ pub fn shipped() -> Vec<&'static str> {
     SHIPPED.iter().map(|(name, _)| *name).collect()
 }
 
-/// Text of a shipped workload.
+/// Text of a shipped workload or stack.
 #[must_use]
 pub fn shipped_text(name: &str) -> Option<&'static str> {
     SHIPPED
         .iter()
+        .chain(SHIPPED_STACKS)
         .find(|(candidate, _)| *candidate == name)
         .map(|(_, text)| *text)
 }
 
-fn read(name_or_path: &str) -> Result<Document, ConfigError> {
+pub(super) fn read(name_or_path: &str) -> Result<Document, ConfigError> {
     if is_path(name_or_path) {
         // A shipped name written as the path it has in the project works from any folder, unless a file is there.
         let stem = Path::new(name_or_path)
@@ -74,7 +95,8 @@ fn read(name_or_path: &str) -> Result<Document, ConfigError> {
     match shipped_text(name_or_path) {
         Some(text) => Document::parse(&format!("workloads/{name_or_path}.yaml"), text),
         None => {
-            let tail = suggestion(name_or_path, &shipped(), "shipped");
+            let names = [shipped(), shipped_stacks()].concat();
+            let tail = suggestion(name_or_path, &names, "shipped");
             let message =
                 format!("unknown workload `{name_or_path}`; {tail}; a path to a file ends in `.yaml`");
             Err(ConfigError::argument(message))
@@ -100,27 +122,31 @@ pub fn load<S: AsRef<str>>(name_or_path: &str, overrides: &[S]) -> Result<(Workl
 /// # Errors
 /// As [`load`]; a baseline that cannot be found points at the key that names it.
 pub fn load_baseline(name: &str, of: &str, document: &Document) -> Result<(Workload, Document), ConfigError> {
+    let Some(target) = beside(name, of) else {
+        let message =
+            format!("cannot find the baseline `{name}`; expected a file beside this one or a shipped name");
+        return Err(document.error_at("baseline", message));
+    };
+    let document = read(&target)?;
+    Ok((file::resolve(&document)?, document))
+}
+
+/// What `name` means in the file `of`: a path relative to that file, a path, or a shipped name; `None` for a path to nothing.
+///
+/// The shipped file of that name stands in where the folder has none: a copied workload keeps its baseline.
+pub(super) fn beside(name: &str, of: &str) -> Option<String> {
     let beside: Option<PathBuf> = is_path(of)
         .then(|| Path::new(of).parent().map(|p| p.join(name)))
         .flatten();
-    let target = match beside {
-        Some(path) if path.exists() => path.to_string_lossy().into_owned(),
-        // The shipped file of that name stands in where the folder has none: a copied workload keeps its baseline.
+    match beside {
+        Some(path) if path.exists() => Some(path.to_string_lossy().into_owned()),
         _ if is_path(name) && !Path::new(name).exists() => {
             let stem = Path::new(name)
                 .file_stem()
                 .and_then(|s| s.to_str())
                 .unwrap_or(name);
-            if shipped_text(stem).is_none() {
-                let message = format!(
-                    "cannot find the baseline `{name}`; expected a file beside this one or a shipped name"
-                );
-                return Err(document.error_at("baseline", message));
-            }
-            stem.to_owned()
+            shipped_text(stem).is_some().then(|| stem.to_owned())
         }
-        _ => name.to_owned(),
-    };
-    let document = read(&target)?;
-    Ok((file::resolve(&document)?, document))
+        _ => Some(name.to_owned()),
+    }
 }

@@ -2,8 +2,10 @@
 
 mod file;
 mod load;
+mod stack;
 
-pub use load::{load, load_baseline, shipped, shipped_text};
+pub use load::{load, load_baseline, shipped, shipped_stacks, shipped_text};
+pub use stack::{Stack, StackLayer, load_stack};
 
 use crate::kernels::Plan;
 use crate::layer::{Layer, Pass};

@@ -1,0 +1,168 @@
+//! `run` on a stack: every kind of layer timed once, times and memory summed over its layers.
+
+use super::run::{Chips, RunError, RunRequest, run};
+use crate::config::Document;
+use crate::report::result::{NumericResult, Provenance, RunResult};
+use crate::report::stack::{KindResult, KindTime, SCHEMA, StackChip, StackPlan, StackResult, mib};
+use crate::workload::{Stack, StackLayer};
+
+/// What a run of a stack is asked for.
+#[derive(Debug)]
+pub struct StackRequest<'a> {
+    /// The stack and its file.
+    pub stack: &'a (Stack, Document),
+    /// Chips, in the order of the report.
+    pub chips: &'a Chips,
+    /// Overrides as the user wrote them.
+    pub overrides: Vec<String>,
+    /// The numeric check of every kind, where it was run.
+    pub numeric: Vec<Option<NumericResult>>,
+}
+
+/// Runs a stack.
+///
+/// # Errors
+/// As [`run`], for the first kind that fails.
+pub fn run_stack(request: StackRequest<'_>) -> Result<StackResult, RunError> {
+    let (stack, document) = request.stack;
+    let runs = stack
+        .layers
+        .iter()
+        .map(|layer| {
+            run(RunRequest {
+                workload: &layer.workload,
+                baseline: None,
+                chips: request.chips,
+                overrides: Vec::new(),
+                numeric: None,
+            })
+        })
+        .collect::<Result<Vec<RunResult>, RunError>>()?;
+    let mut numeric = request.numeric.into_iter();
+    let kinds: Vec<KindResult> =
+        stack.layers.iter().map(|layer| kind(layer, numeric.next().flatten())).collect();
+    let chips: Vec<StackChip> = (0..request.chips.len()).filter_map(|c| chip(stack, &runs, c)).collect();
+    let mut warnings = Vec::new();
+    let mut inferred = stack.inferred.clone();
+    for (layer, run) in stack.layers.iter().zip(&runs) {
+        warnings.extend(run.warnings.iter().map(|warning| format!("{}: {warning}", layer.name)));
+        inferred.extend(run.provenance.inferred.iter().map(|item| format!("{}: {item}", layer.name)));
+    }
+    let digests: Vec<String> = request.chips.iter().map(|(_, d)| d.digest()).collect();
+    let of_layers = stack.layers.iter().map(|layer| layer.workload.1.digest());
+    let of_stack: Vec<String> = std::iter::once(document.digest()).chain(of_layers).collect();
+    let mut result = StackResult {
+        schema: SCHEMA.to_owned(),
+        name: stack.name.clone(),
+        headline: String::new(),
+        layers: kinds.iter().map(|kind| kind.count).sum(),
+        state_bytes: kinds
+            .iter()
+            .map(|kind| kind.count * (kind.state_bytes + kind.convolution_state_bytes))
+            .sum(),
+        cache_bytes: kinds.iter().map(|kind| kind.count * kind.cache_bytes).sum(),
+        kinds,
+        chips,
+        warnings,
+        provenance: Provenance {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            hardware_digest: digests.join("+"),
+            workload_digest: of_stack.join("+"),
+            calibration_digest: "none".to_owned(),
+            overrides: request.overrides,
+            inferred,
+        },
+    };
+    result.headline = headline(&result);
+    Ok(result)
+}
+
+fn kind(of: &StackLayer, numeric: Option<NumericResult>) -> KindResult {
+    let layer = &of.workload.0.layer;
+    let sequences = layer.batch as u64;
+    KindResult {
+        name: of.name.clone(),
+        layer: layer.describe(),
+        count: of.count as u64,
+        state_bytes: sequences * layer.state_bytes(),
+        convolution_state_bytes: sequences * layer.convolution_state_bytes(),
+        cache_bytes_per_token: layer.cache_bytes_per_token(),
+        cache_bytes: sequences * layer.cache_bytes(layer.tokens),
+        numeric,
+    }
+}
+
+fn chip(stack: &Stack, runs: &[RunResult], index: usize) -> Option<StackChip> {
+    let first = runs.first()?.chips.get(index)?;
+    let plans = stack.plans.iter().map(|name| {
+        let mut kinds: Vec<KindTime> = stack
+            .layers
+            .iter()
+            .zip(runs)
+            .filter_map(|(layer, run)| {
+                let plan = run.chips.get(index)?.plans.iter().find(|plan| plan.name == *name)?;
+                let longest = plan.stages.iter().max_by(|a, b| a.time_us.total_cmp(&b.time_us))?;
+                Some(KindTime {
+                    name: layer.name.clone(),
+                    count: layer.count as u64,
+                    time_us: plan.total_us,
+                    total_us: plan.total_us * layer.count as f64,
+                    share: 0.0,
+                    longest_stage: longest.stage.clone(),
+                    longest_share: longest.time_us / plan.total_us,
+                    bound: longest.bound,
+                    flops: plan.stages.iter().map(|stage| stage.flops).sum(),
+                    hbm_bytes: plan.stages.iter().map(|stage| stage.hbm_bytes).sum(),
+                })
+            })
+            .collect();
+        let total_us: f64 = kinds.iter().map(|kind| kind.total_us).sum();
+        for kind in &mut kinds {
+            kind.share = kind.total_us / total_us;
+        }
+        StackPlan {
+            name: name.clone(),
+            total_us,
+            kinds,
+        }
+    });
+    Some(StackChip {
+        name: first.name.clone(),
+        title: first.title.clone(),
+        cores: first.cores,
+        device: first.device.clone(),
+        clock_ghz: first.clock_ghz,
+        plans: plans.collect(),
+        coverage: first.coverage.clone(),
+    })
+}
+
+/// The answer in one line: the fastest plan on the chip where it is fastest.
+fn headline(result: &StackResult) -> String {
+    let best = result
+        .chips
+        .iter()
+        .flat_map(|chip| chip.plans.iter().map(move |plan| (chip, plan)))
+        .min_by(|(_, a), (_, b)| a.total_us.total_cmp(&b.total_us));
+    let Some((chip, plan)) = best else {
+        return String::new();
+    };
+    let Some(longest) = plan.kinds.iter().max_by(|a, b| a.total_us.total_cmp(&b.total_us)) else {
+        return String::new();
+    };
+    format!(
+        "{} on {} ({}, {:.2} GHz): {:.3} ms {} for {} layers, no interval before calibration; {} x {} take {:.0} %; state {:.2} MiB, cache {:.2} MiB",
+        result.name,
+        chip.name,
+        chip.device,
+        chip.clock_ghz,
+        plan.total_us / 1e3,
+        plan.name,
+        result.layers,
+        longest.count,
+        longest.name,
+        100.0 * longest.share,
+        mib(result.state_bytes),
+        mib(result.cache_bytes),
+    )
+}
