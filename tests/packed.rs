@@ -144,7 +144,7 @@ fn an_overflow_stays_in_its_sequence() {
     let layer = packed("kda", "[1, 64, 1, 1]", &fields).layer;
     let built = build(&layer).expect("builds");
     let inputs = tpusim::numerics::to_f32(&seeded_inputs(&built.graph, 5));
-    let keep = [built.core.final_state];
+    let keep = [built.core.final_state.expect("a state")];
     let execution = execute(&built.graph, &inputs, &keep, Arithmetic::Declared).expect("runs");
     let finite = |i| {
         let state = &execution.values[&keep[0]];
@@ -219,7 +219,7 @@ fn padding_is_computed_but_not_read() {
     // One state per sequence leaves, in f32.
     let state = build(&more.layer).expect("builds");
     assert_eq!(
-        state.graph.ty(state.core.final_state).shape.dims(),
+        state.graph.ty(state.core.final_state.expect("a state")).shape.dims(),
         [25, 32, 1, 128, 128]
     );
 }
