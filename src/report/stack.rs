@@ -177,7 +177,10 @@ fn memory(result: &StackResult) -> Table {
             Cell::number(mib(kind.convolution_state_bytes), 3),
             Cell::number(mib(kind.cache_bytes), 3),
             Cell::from(kind.cache_bytes_per_token),
-            Cell::number(mib((kind.state_bytes + kind.convolution_state_bytes) * kind.count), 3),
+            Cell::number(
+                mib((kind.state_bytes + kind.convolution_state_bytes) * kind.count),
+                3,
+            ),
             Cell::number(mib(kind.cache_bytes * kind.count), 3),
         ]);
     }

@@ -39,14 +39,28 @@ pub fn run_stack(request: StackRequest<'_>) -> Result<StackResult, RunError> {
         })
         .collect::<Result<Vec<RunResult>, RunError>>()?;
     let mut numeric = request.numeric.into_iter();
-    let kinds: Vec<KindResult> =
-        stack.layers.iter().map(|layer| kind(layer, numeric.next().flatten())).collect();
-    let chips: Vec<StackChip> = (0..request.chips.len()).filter_map(|c| chip(stack, &runs, c)).collect();
+    let kinds: Vec<KindResult> = stack
+        .layers
+        .iter()
+        .map(|layer| kind(layer, numeric.next().flatten()))
+        .collect();
+    let chips: Vec<StackChip> = (0..request.chips.len())
+        .filter_map(|c| chip(stack, &runs, c))
+        .collect();
     let mut warnings = Vec::new();
     let mut inferred = stack.inferred.clone();
     for (layer, run) in stack.layers.iter().zip(&runs) {
-        warnings.extend(run.warnings.iter().map(|warning| format!("{}: {warning}", layer.name)));
-        inferred.extend(run.provenance.inferred.iter().map(|item| format!("{}: {item}", layer.name)));
+        warnings.extend(
+            run.warnings
+                .iter()
+                .map(|warning| format!("{}: {warning}", layer.name)),
+        );
+        inferred.extend(
+            run.provenance
+                .inferred
+                .iter()
+                .map(|item| format!("{}: {item}", layer.name)),
+        );
     }
     let digests: Vec<String> = request.chips.iter().map(|(_, d)| d.digest()).collect();
     let of_layers = stack.layers.iter().map(|layer| layer.workload.1.digest());
@@ -100,8 +114,16 @@ fn chip(stack: &Stack, runs: &[RunResult], index: usize) -> Option<StackChip> {
             .iter()
             .zip(runs)
             .filter_map(|(layer, run)| {
-                let plan = run.chips.get(index)?.plans.iter().find(|plan| plan.name == *name)?;
-                let longest = plan.stages.iter().max_by(|a, b| a.time_us.total_cmp(&b.time_us))?;
+                let plan = run
+                    .chips
+                    .get(index)?
+                    .plans
+                    .iter()
+                    .find(|plan| plan.name == *name)?;
+                let longest = plan
+                    .stages
+                    .iter()
+                    .max_by(|a, b| a.time_us.total_cmp(&b.time_us))?;
                 Some(KindTime {
                     name: layer.name.clone(),
                     count: layer.count as u64,

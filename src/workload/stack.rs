@@ -129,7 +129,10 @@ fn layer(
     };
     let mut of_layer = read(&target)?;
     if of_layer.node("stack").is_some() {
-        let message = format!("`{}` is a stack; expected the workload of one layer", entry.workload);
+        let message = format!(
+            "`{}` is a stack; expected the workload of one layer",
+            entry.workload
+        );
         return Err(document.error_at(&format!("stack.{i}.workload"), message));
     }
     for (field, size) in [("layer.tokens", file.tokens), ("layer.batch", file.batch)] {
