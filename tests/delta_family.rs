@@ -76,7 +76,7 @@ impl Run {
         let built = build(&layer).expect("builds");
         let inputs = change(&built.graph, seeded_inputs(&built.graph, 7));
         let mut values: Vec<Value> = keep.iter().map(|name| named(&built.graph, name)).collect();
-        values.extend([built.core.output, built.core.final_state]);
+        values.extend([built.core.output, built.core.final_state.expect("a state")]);
         values.extend(built.core.initial_state);
         let run = execute(&built.graph, &inputs, &values, Arithmetic::Exact).expect("runs");
         Run {
@@ -122,7 +122,7 @@ impl Run {
                 let outputs = outputs.slice_axis(Axis(0), Slice::from(0..self.layer.tokens));
                 let error = relative_error(&outputs, &expected).expect("same shape");
                 assert!(error.within(EXACT), "output of head {at:?}: {error:?}");
-                let error = relative_error(&self.head(self.built.core.final_state, at), &state);
+                let error = relative_error(&self.head(self.built.core.final_state.expect("a state"), at), &state);
                 let error = error.expect("same shape");
                 assert!(error.within(EXACT), "state of head {at:?}: {error:?}");
             }
@@ -344,7 +344,7 @@ fn deltaproduct_with_one_write_is_gdn() {
 fn assert_same(a: &Run, b: &Run) {
     for (a_value, b_value) in [
         (a.built.core.output, b.built.core.output),
-        (a.built.core.final_state, b.built.core.final_state),
+        (a.built.core.final_state.expect("a state"), b.built.core.final_state.expect("a state")),
     ] {
         let error = relative_error(&a.values[&a_value], &b.values[&b_value]).expect("same shape");
         assert!(error.within(EXACT), "{error:?}");
@@ -715,6 +715,7 @@ fn declared_formats_err_as_their_mantissas_say() {
         };
         // bf16 keeps 8 bits, half an ulp is 2^-9 = 2e-3; a few roundings lie between projection and output.
         let (output, state) = rms(&["layer.activations=bf16"]);
+        let state = state.expect("a state");
         println!("{name} bf16 output {output:.2e} state {state:.2e}");
         assert!((1e-3..3e-2).contains(&output), "{name} {output:e}");
         assert!((1e-3..3e-2).contains(&state), "{name} {state:e}");
