@@ -226,6 +226,8 @@ pub enum Init {
 /// Operands of the node and inputs of the body stand in the same order: initial carries, scanned operands, invariants. A
 /// scanned operand loses dimension `axis` inside the body. Outputs of the body are the next carries, then the values
 /// that the node stacks along `axis`. Results of the node are the final carries, then the stacks.
+///
+/// A loop with scanned operands runs over a dimension of the layer (chunks); one without repeats its body (an iterative solver).
 #[derive(Debug, Clone)]
 pub struct Scan {
     /// Iterations.
@@ -324,6 +326,11 @@ pub enum Op {
     /// Forward substitution `X = (I + L)^-1 B`, row by row; operands: `L [.., n, n]` (its strictly lower part is used) and
     /// `B [.., n, w]`. A chain of `n - 1` dependent row updates.
     ForwardSubstitution,
+    /// Backward substitution with the transpose, `X = (I + L)^-T B`, last row first; operands as for
+    /// [`Op::ForwardSubstitution`].
+    BackwardSubstitution,
+    /// The lower Cholesky factor of `[.., n, n]`, column by column: a chain of `n` pivots. Reads the lower triangle.
+    Cholesky,
     /// A loop.
     Scan(Box<Scan>),
 }
@@ -350,6 +357,8 @@ impl Op {
             Op::RepeatMinor { .. } => "repeat",
             Op::CausalConvolution { .. } => "causal convolution",
             Op::ForwardSubstitution => "forward substitution",
+            Op::BackwardSubstitution => "backward substitution",
+            Op::Cholesky => "Cholesky factor",
             Op::Scan(_) => "scan",
         }
     }

@@ -162,8 +162,8 @@ const STREAM_BLOCK_BYTES: u64 = 1 << 17;
 
 fn grid(graph: &Graph, members: &BTreeSet<NodeId>, reads: &[Transfer], writes: &[Transfer]) -> Grid {
     let scan = members.iter().find_map(|&id| match &graph.node(id).op {
-        Op::Scan(scan) => {
-            let ty = &graph.node(id).results[scan.carries];
+        Op::Scan(scan) if scan.scanned > 0 => {
+            let ty = graph.node(id).results.get(scan.carries)?;
             let parallel = ty.shape.dims()[..scan.axis].iter().map(|&d| d as u64).product();
             Some(Grid {
                 parallel,
@@ -201,7 +201,11 @@ fn carried_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
         .iter()
         .map(|&id| match &graph.node(id).op {
             // The working copy of the state is f32 whatever format it is rounded to between chunks.
-            Op::Scan(scan) => 4 * graph.node(id).results[0].shape.elements() * u64::from(scan.carries > 0),
+            // What a repeated body carries lives inside one step.
+            Op::Scan(scan) if scan.scanned > 0 => graph.node(id).results[..scan.carries]
+                .iter()
+                .map(|ty| 4 * ty.shape.elements())
+                .sum(),
             _ => 0,
         })
         .sum()
@@ -226,7 +230,7 @@ fn live_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
         if !is_free(node) {
             // Stacked results of a scan are consumed chunk by chunk in the same kernel, or written out.
             let results = match &node.op {
-                Op::Scan(_) => 0,
+                Op::Scan(scan) if scan.scanned > 0 => 0,
                 _ => node.results.iter().map(crate::graph::TensorType::bytes).sum(),
             };
             live += results;
@@ -239,6 +243,17 @@ fn live_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
         live -= expires.remove(&id).unwrap_or(0);
     }
     peak
+}
+
+/// What a loop does to the operations of its body.
+#[derive(Clone, Copy)]
+struct Loop {
+    /// Executions in the whole kernel.
+    count: u64,
+    /// Dependent executions in one grid step.
+    serial: u64,
+    /// Whether it carries state from one grid step to the next.
+    carried: bool,
 }
 
 struct Lowering<'a> {
@@ -268,7 +283,15 @@ impl Lowering<'_> {
         }
         let value_columns = self.downstream.contains(&id);
         if let Op::Scan(scan) = &node.op {
-            let produced = self.scan_body(&scan.body, scan.trips as u64, &after, value_columns);
+            let trips = scan.trips as u64;
+            // Chunks of a head follow each other from grid step to grid step; a repeated body stays within one.
+            let carried = scan.scanned > 0;
+            let around = Loop {
+                count: trips,
+                serial: if carried { 1 } else { trips },
+                carried,
+            };
+            let produced = self.scan_body(&scan.body, around, &after, value_columns);
             self.produced_by.insert(id, produced);
             return;
         }
@@ -277,6 +300,7 @@ impl Lowering<'_> {
             stage: node.stage,
             kind: kind(self.graph, id),
             count: instances(self.graph, id),
+            serial: 1,
             after,
             value_columns,
             carried: false,
@@ -285,8 +309,8 @@ impl Lowering<'_> {
         self.produced_by.insert(id, vec![self.ops.len() - 1]);
     }
 
-    /// Appends the body once with the counts of all trips; returns the operations behind its results.
-    fn scan_body(&mut self, body: &Graph, trips: u64, after: &[usize], value_columns: bool) -> Vec<usize> {
+    /// Appends the body once with the counts of all trips, loops inside it likewise; returns the operations behind its results.
+    fn scan_body(&mut self, body: &Graph, around: Loop, after: &[usize], value_columns: bool) -> Vec<usize> {
         let mut produced: BTreeMap<NodeId, Vec<usize>> = BTreeMap::new();
         for (id, node) in body.nodes() {
             if matches!(node.op, Op::Input { role: Role::Body, .. }) {
@@ -304,14 +328,25 @@ impl Lowering<'_> {
                 produced.insert(id, waits);
                 continue;
             }
+            if let Op::Scan(scan) = &node.op {
+                let inside = Loop {
+                    count: around.count * scan.trips as u64,
+                    serial: around.serial * scan.trips as u64,
+                    ..around
+                };
+                let results = self.scan_body(&scan.body, inside, &waits, value_columns);
+                produced.insert(id, results);
+                continue;
+            }
             let op = KernelOp {
                 name: node.name.clone(),
                 stage: node.stage,
                 kind: kind(body, id),
-                count: instances(body, id) * trips,
+                count: instances(body, id) * around.count,
+                serial: around.serial,
                 after: waits,
                 value_columns,
-                carried: true,
+                carried: around.carried,
             };
             self.ops.push(op);
             produced.insert(id, vec![self.ops.len() - 1]);
@@ -339,7 +374,9 @@ fn instances(graph: &Graph, id: NodeId) -> u64 {
                 graph.node(id).results[0].shape.batch()
             }
         }
-        Op::ForwardSubstitution => graph.node(id).results[0].shape.batch(),
+        Op::ForwardSubstitution | Op::BackwardSubstitution | Op::Cholesky => {
+            graph.node(id).results[0].shape.batch()
+        }
         _ => 1,
     }
 }
@@ -419,7 +456,10 @@ fn kind(graph: &Graph, id: NodeId) -> OpKind {
         Op::Transpose { .. } | Op::RepeatMinor { .. } => {
             with_lanes(shape, 0.0, [rows(shape), shape.from_end(0)], 1.0)
         }
-        Op::ForwardSubstitution => OpKind::Substitution {
+        Op::Cholesky => OpKind::Cholesky {
+            rows: shape.from_end(1) as u64,
+        },
+        Op::ForwardSubstitution | Op::BackwardSubstitution => OpKind::Substitution {
             rows: shape.from_end(1) as u64,
             columns: shape.from_end(0) as u64,
         },

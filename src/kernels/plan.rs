@@ -75,7 +75,8 @@ impl Plan {
     #[must_use]
     pub fn named(name: &str, program: Program) -> Option<Plan> {
         use Stage::{
-            Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan, WyFactors,
+            Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan, Whitening,
+            WyFactors,
         };
         let span = |first, last| Group {
             first,
@@ -91,6 +92,7 @@ impl Plan {
             "unfused" => vec![
                 span(Projections, Projections),
                 span(Convolution, Convolution),
+                scan(Whitening, Whitening),
                 span(Gates, WyFactors),
                 scan(StateScan, StateScan),
                 span(Output, Output),

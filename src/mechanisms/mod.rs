@@ -9,6 +9,7 @@
 //! has extent 1 in the third dimension; a packed mechanism puts the values of a key head side by side into one wide channel
 //! dimension, so its third dimension is 1 everywhere.
 
+mod conjugate_gradient;
 mod delta_rule;
 mod gates;
 mod gdn;
@@ -16,17 +17,28 @@ mod gram;
 mod inverse;
 mod kda;
 mod layer;
+mod mesanet;
 mod registry;
 mod sla;
+mod spd_sla_w;
+mod whitening;
 
 pub use inverse::append_inverse;
+pub use mesanet::{MesaOperator, append_mesa_solve};
 pub use registry::{Defaults, Mechanism, fields};
+pub use whitening::{RIDGE, append_newton_schulz, append_polar, append_whitened, normalised};
 
 use crate::graph::{BuildError, Builder, Graph, Stage, Value};
 use crate::layer::{GramVariant, Layer};
 
 /// Every mechanism, in the order they are listed to people.
-pub const ALL: &[&Mechanism] = &[&gdn::MECHANISM, &kda::MECHANISM, &sla::MECHANISM];
+pub const ALL: &[&Mechanism] = &[
+    &gdn::MECHANISM,
+    &kda::MECHANISM,
+    &sla::MECHANISM,
+    &spd_sla_w::MECHANISM,
+    &mesanet::MECHANISM,
+];
 
 /// How finely the decay is resolved along the key channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +57,8 @@ pub enum Granularity {
 pub enum Recurrence {
     /// `u = beta (v - r S~)`, `S = D S + x^T u`, `o = q S`.
     DeltaRule(DeltaRuleInputs),
+    /// `H = e^g H + beta k^T k`, `Z = e^g Z + beta k^T v`, `o = q (H + Lam)^-1 Z`; the final state is `[H | Z]`.
+    Mesa(MesaInputs),
 }
 
 impl Recurrence {
@@ -53,8 +67,30 @@ impl Recurrence {
     pub fn values(&self) -> Vec<Value> {
         match self {
             Recurrence::DeltaRule(i) => vec![i.query, i.write_key, i.read_key, i.value, i.step, i.log_decay],
+            Recurrence::Mesa(i) => {
+                let mut values = vec![i.query, i.key, i.value, i.step, i.lambda];
+                values.extend(i.log_decay);
+                values
+            }
         }
     }
+}
+
+/// Inputs of `MesaNet`.
+#[derive(Debug, Clone, Copy)]
+pub struct MesaInputs {
+    /// Queries `[B, Hk, 1, N, C, dk]`.
+    pub query: Value,
+    /// Keys `[B, Hk, 1, N, C, dk]`.
+    pub key: Value,
+    /// Values of all value heads of a key head `[B, Hk, 1, N, C, R dv]`.
+    pub value: Value,
+    /// Step sizes `[B, Hk, 1, N, C, 1]`, f32.
+    pub step: Value,
+    /// Log decays `[B, Hk, 1, N, C, 1]`, f32; absent where nothing is forgotten.
+    pub log_decay: Option<Value>,
+    /// Regularisation per channel `[1, Hk, 1, 1, 1, dk]`, f32.
+    pub lambda: Value,
 }
 
 /// Inputs of the delta rule.

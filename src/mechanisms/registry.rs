@@ -33,6 +33,18 @@ pub mod fields {
         "read",
         "negative_eigenvalues",
     ];
+    /// `MesaNet`, which keeps its state in f32.
+    pub const MESA: &[&str] = &[
+        "activations",
+        "state_precision",
+        "conv_width",
+        "output_gate",
+        "gate_rank",
+        "forgetting",
+        "cg_steps",
+    ];
+    /// Whitened write keys.
+    pub const WHITENING: &[&str] = &["whitening", "whitening_refresh", "whitening_precision"];
 }
 
 /// Usual values of the optional fields that differ between mechanisms.

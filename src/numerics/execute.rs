@@ -288,7 +288,9 @@ impl<R: Real> Run<'_, R> {
             Op::Pad { axis } => layout::pad(&next()?, *axis, dims),
             Op::RepeatMinor { times } => layout::repeat_minor(&next()?, *times, dims, finish),
             Op::CausalConvolution { .. } => sequential::causal_convolution(&next()?, &next()?, finish),
-            Op::ForwardSubstitution => sequential::forward_substitution(&next()?, next()?, dims, finish),
+            Op::ForwardSubstitution => sequential::substitution(&next()?, next()?, dims, false, finish),
+            Op::BackwardSubstitution => sequential::substitution(&next()?, next()?, dims, true, finish),
+            Op::Cholesky => sequential::cholesky(next()?, finish),
         })
     }
 
@@ -370,7 +372,10 @@ impl<R: Real> Run<'_, R> {
         Finish {
             dtype,
             round: self.arithmetic == Arithmetic::Declared && R::rounds(dtype),
-            minus_infinity_fails: matches!(step.node.op, Op::MatMul { .. } | Op::ForwardSubstitution),
+            minus_infinity_fails: matches!(
+                step.node.op,
+                Op::MatMul { .. } | Op::ForwardSubstitution | Op::BackwardSubstitution
+            ),
         }
     }
 }

@@ -22,3 +22,4 @@ pub mod text;
 
 pub mod result;
 pub mod table;
+pub mod whitening;

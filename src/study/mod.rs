@@ -3,6 +3,8 @@
 pub mod check;
 mod recurrence;
 pub mod run;
+pub mod whitening;
 
 pub use check::{CheckError, Estimate, Extent, check, checked_layer, estimate};
 pub use run::{Chips, RunError, RunRequest, run};
+pub use whitening::{WhiteningError, WhiteningRequest};

@@ -5,8 +5,8 @@ use ndarray::{Array2, ArrayD, Axis, Ix2};
 use super::check::{CheckError, tensor};
 use crate::graph::Value;
 use crate::layer::{Layer, ReadConvention};
-use crate::mechanisms::{DeltaRuleInputs, LayerGraph, Recurrence};
-use crate::numerics::reference::{self, Read};
+use crate::mechanisms::{DeltaRuleInputs, LayerGraph, MesaInputs, Recurrence};
+use crate::numerics::reference::{self, Read, mesa};
 use crate::numerics::{Execution, Tensor};
 
 /// Core output and final state by the recurrence, in the shapes of the graph.
@@ -41,6 +41,7 @@ pub(super) fn by_token(
                 };
                 let result = match &built.core.recurrence {
                     Recurrence::DeltaRule(inputs) => delta_rule(inputs, layer, &head, &initial)?,
+                    Recurrence::Mesa(inputs) => mesa(inputs, &head)?,
                 };
                 put(&mut output, head.at, &result.outputs);
                 put(&mut state, head.at, &result.state);
@@ -71,6 +72,22 @@ fn delta_rule(
             what: "recurrence",
             problem: e.to_string(),
         }
+    })
+}
+
+fn mesa(inputs: &MesaInputs, head: &Head<'_>) -> Result<reference::Recurrence, CheckError> {
+    let query = head.rows(inputs.query, "query")?;
+    let key = head.rows(inputs.key, "key")?;
+    let value = head.rows(inputs.value, "value")?;
+    let step = head.rows(inputs.step, "step size")?;
+    let decay = match inputs.log_decay {
+        Some(decay) => head.rows(decay, "log decay")?,
+        None => Array2::zeros(step.raw_dim()),
+    };
+    let lambda = Head { rows: 1, ..*head }.rows(inputs.lambda, "lambda")?;
+    mesa::mesa(&query, &key, &value, &step, &decay, &lambda).map_err(|e| CheckError::Shape {
+        what: "recurrence",
+        problem: e.to_string(),
     })
 }
 

@@ -237,10 +237,11 @@ fn step_work(kernel: &Kernel, chip: &Chip, parts: u64) -> Step {
         step.slots += cost.slots * per_step;
         let start = op.after.iter().map(|&j| finish[j]).fold(0.0, f64::max);
         let occupied = cost.mxu.max(cost.slots.busiest()) * per_step;
-        finish[i] = start + cost.latency + occupied;
+        let latency = cost.latency * op.serial as f64;
+        finish[i] = start + latency + occupied;
         if op.carried {
             let start = op.after.iter().map(|&j| carried_finish[j]).fold(0.0, f64::max);
-            carried_finish[i] = start + cost.latency + occupied;
+            carried_finish[i] = start + latency + occupied;
         }
     }
     step.chain = finish.iter().copied().fold(0.0, f64::max);
@@ -308,6 +309,14 @@ fn operation(op: &KernelOp, chip: &Chip, parts: u64) -> OpCost {
                 mxu: 0.0,
                 slots,
                 latency: latency.vector + lanes + function,
+            }
+        }
+        OpKind::Cholesky { rows } => {
+            let (slots, latency) = vector::cholesky(chip, *rows);
+            OpCost {
+                mxu: 0.0,
+                slots,
+                latency,
             }
         }
         OpKind::Substitution { rows, columns } => {

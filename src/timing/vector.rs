@@ -141,3 +141,17 @@ pub fn substitution(chip: &Chip, rows: u64, columns: u64) -> (SlotCycles, f64) {
     let step = 6.0 * chip.latency.vector;
     (cycles, rows.saturating_sub(1) as f64 * step)
 }
+
+/// Slot-cycles and dependent latency of a Cholesky factor of `rows` rows.
+///
+/// A column step is a substitution step with as many right-hand sides as rows, after the pivot went through the reciprocal root and the
+/// cross-lane unit, both of which are on the chain.
+#[must_use]
+pub fn cholesky(chip: &Chip, rows: u64) -> (SlotCycles, f64) {
+    let (mut cycles, chain) = substitution(chip, rows, rows);
+    let pivots = rows as f64;
+    cycles.transcendental += pivots / chip.vector_unit.slots.transcendental;
+    cycles.cross_lane += pivots / chip.vector_unit.slots.cross_lane;
+    let latency = &chip.latency;
+    (cycles, chain + pivots * (latency.transcendental + latency.cross_lane))
+}

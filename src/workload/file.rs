@@ -9,8 +9,8 @@ use crate::dtype::Dtype;
 use crate::graph::Precision;
 use crate::kernels::{Plan, Program};
 use crate::layer::{
-    DecayGate, GramVariant, InitialState, InverseVariant, Layer, OutputGate, PivotRow, ReadConvention,
-    StateFormat,
+    DecayGate, Forgetting, GramVariant, InitialState, InverseVariant, Layer, OutputGate, PivotRow,
+    ReadConvention, StateFormat, WhiteningSolver,
 };
 use crate::mechanisms::{Granularity, Mechanism, fields, gram_variants};
 
@@ -96,6 +96,11 @@ struct LayerFile {
     output_gate: Option<OutputGate>,
     gate_rank: Option<Size>,
     initial_state: Option<InitialState>,
+    forgetting: Option<Forgetting>,
+    cg_steps: Option<Size>,
+    whitening: Option<WhiteningSolver>,
+    whitening_refresh: Option<Size>,
+    whitening_precision: Option<Precision>,
 }
 
 /// What a program of a kernel with a carried state works on.
@@ -392,7 +397,13 @@ fn layer(
     let usual = mechanism.defaults;
     let activations = defaults.or(file.activations, "activations", Dtype::Bf16);
     let state = defaults.or(file.state, "state", StateFormat::F32);
-    let state_precision = defaults.or(file.state_precision, "state_precision", Precision::Default);
+    // Conjugate gradients do not converge with operands rounded to bf16.
+    let state_precision = if mechanism.uses("cg_steps") {
+        Precision::Highest
+    } else {
+        Precision::Default
+    };
+    let state_precision = defaults.or(file.state_precision, "state_precision", state_precision);
     let pivot = defaults.or(file.pivot, "pivot", PivotRow::Middle);
     let inverse = defaults.or(file.inverse, "inverse", usual.inverse);
     let inverse_precision = defaults.or(file.inverse_precision, "inverse_precision", Precision::High);
@@ -426,6 +437,11 @@ fn layer(
     let output_gate = defaults.or(file.output_gate, "output_gate", usual.output_gate);
     let gate_rank = defaults.or(file.gate_rank.map(|s| s.0), "gate_rank", value_dim);
     let initial_state = defaults.or(file.initial_state, "initial_state", InitialState::Zero);
+    let forgetting = defaults.or(file.forgetting, "forgetting", Forgetting::Gated);
+    let cg_steps = defaults.or(file.cg_steps.map(|s| s.0), "cg_steps", 30);
+    let whitening = defaults.or(file.whitening, "whitening", WhiteningSolver::Polar2Plus);
+    let whitening_refresh = defaults.or(file.whitening_refresh.map(|s| s.0), "whitening_refresh", 1);
+    let whitening_precision = defaults.or(file.whitening_precision, "whitening_precision", Precision::High);
     let neumann_steps = match (inverse, file.neumann_steps) {
         (InverseVariant::Neumann, Some(Size(steps))) => steps,
         (InverseVariant::Neumann, None) => {
@@ -483,6 +499,11 @@ fn layer(
         output_gate,
         gate_rank,
         initial_state,
+        forgetting,
+        cg_steps,
+        whitening,
+        whitening_refresh,
+        whitening_precision,
     };
     let variants = gram_variants((mechanism.granularity)(&layer));
     layer.gram = defaults.or(file.gram, "gram", variants[0]);
@@ -543,6 +564,8 @@ fn optional_fields() -> impl Iterator<Item = &'static str> {
         fields::DECAY,
         fields::TILES,
         fields::DELTA,
+        fields::MESA,
+        fields::WHITENING,
     ]
     .into_iter()
     .flatten()

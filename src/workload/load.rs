@@ -13,6 +13,9 @@ const SHIPPED: &[(&str, &str)] = &[
     ("sla_r2", include_str!("../../workloads/sla_r2.yaml")),
     ("kda", include_str!("../../workloads/kda.yaml")),
     ("gdn", include_str!("../../workloads/gdn.yaml")),
+    ("mesanet", include_str!("../../workloads/mesanet.yaml")),
+    ("mesanet_ungated", include_str!("../../workloads/mesanet_ungated.yaml")),
+    ("spd_sla_w", include_str!("../../workloads/spd_sla_w.yaml")),
     ("sla_r4_chip", include_str!("../../workloads/sla_r4_chip.yaml")),
     ("kda_chip", include_str!("../../workloads/kda_chip.yaml")),
 ];
