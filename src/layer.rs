@@ -262,6 +262,63 @@ impl Default for Attention {
     }
 }
 
+/// How the keys that SPD-SLA-W writes with are whitened by the normalised covariance `Cn` of the keys of past chunks. The names are
+/// the paper's; what each computes is our reading (docs/model.md, "Whitening").
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WhiteningSolver {
+    /// Keys as they are: SLA with a clamped step size.
+    None,
+    /// `k Cn^-1/2` by five steps of the coupled Newton-Schulz iteration.
+    NewtonSchulz5,
+    /// Two steps without scaling: indefinite where the covariance has an eigenvalue above 3.
+    Polar2,
+    /// Two steps on a covariance scaled by at least its largest eigenvalue: positive definite.
+    Polar2Plus,
+    /// `k Cn^-1` by a Cholesky factor in panels of 16 and two triangular solves.
+    Cholesky16,
+    /// `k Cn^-1` by 30 steps of conjugate gradients.
+    Cg30,
+}
+
+impl WhiteningSolver {
+    /// Every solver, in the order of the paper's table.
+    pub const ALL: [WhiteningSolver; 6] = [
+        WhiteningSolver::None,
+        WhiteningSolver::Cg30,
+        WhiteningSolver::Cholesky16,
+        WhiteningSolver::NewtonSchulz5,
+        WhiteningSolver::Polar2,
+        WhiteningSolver::Polar2Plus,
+    ];
+
+    /// The name used in YAML.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            WhiteningSolver::None => "none",
+            WhiteningSolver::NewtonSchulz5 => "newton_schulz5",
+            WhiteningSolver::Polar2 => "polar2",
+            WhiteningSolver::Polar2Plus => "polar2_plus",
+            WhiteningSolver::Cholesky16 => "cholesky16",
+            WhiteningSolver::Cg30 => "cg30",
+        }
+    }
+}
+
+/// How fast `MesaNet` forgets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Forgetting {
+    /// Not at all: every token weighs the same.
+    None,
+    /// `sigmoid` gates whose bias starts around 3: a memory of about 20 tokens at the start of training.
+    Gated,
+    /// The same gates with a bias around 0: a memory of about two tokens. The paper names the variant without a formula; this is our
+    /// reading.
+    Aggressive,
+}
+
 /// One layer, every variant decided.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Layer {
@@ -339,6 +396,16 @@ pub struct Layer {
     pub state_products: StateProducts,
     /// Choices of softmax attention.
     pub attention: Attention,
+    /// Forgetting of `MesaNet`.
+    pub forgetting: Forgetting,
+    /// Steps of the conjugate gradients of `MesaNet`.
+    pub cg_steps: usize,
+    /// Whitening of the write keys of SPD-SLA-W.
+    pub whitening: WhiteningSolver,
+    /// Chunks that share a whitening.
+    pub whitening_refresh: usize,
+    /// Decomposition of the products of the whitening.
+    pub whitening_precision: Precision,
 }
 
 impl Layer {
@@ -517,7 +584,13 @@ impl Layer {
         } else {
             (self.value_heads, self.value_dim)
         };
-        heads as u64 * self.state.bytes(self.key_dim as u64, width as u64)
+        // The second-order mechanisms carry a `key_dim x key_dim` matrix in f32 beside it.
+        let covariance = if self.mechanism.uses("cg_steps") || self.mechanism.uses("whitening") {
+            self.key_heads as u64 * StateFormat::F32.bytes(self.key_dim as u64, self.key_dim as u64)
+        } else {
+            0
+        };
+        covariance + heads as u64 * self.state.bytes(self.key_dim as u64, width as u64)
     }
 
     /// The layer in one line, for headlines.
@@ -568,6 +641,12 @@ impl Layer {
         }
         if self.mechanism.uses("inverse") {
             line += &format!(", {} inverse", self.inverse.name());
+        }
+        if self.mechanism.uses("cg_steps") {
+            line += &format!(", {} steps of conjugate gradients", self.cg_steps);
+        }
+        if self.mechanism.uses("whitening") {
+            line += &format!(", {} whitening", self.whitening.name());
         }
         line
     }

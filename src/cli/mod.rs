@@ -6,6 +6,7 @@ mod init;
 mod list;
 mod run;
 mod stack;
+mod whitening;
 
 use std::io::{IsTerminal, Write};
 
@@ -82,6 +83,8 @@ enum Command {
     Hw(HwCommand),
     /// Shipped workloads
     List,
+    /// Second-order solvers side by side: work, definiteness, error, time of the layer
+    Whitening(whitening::WhiteningArgs),
     /// Write a commented workload to start from
     Init(init::InitArgs),
 }
@@ -130,6 +133,7 @@ impl Cli {
             }
             Command::Hw(HwCommand::Check { file }) => hw::check(&mut out, file.as_deref(), format),
             Command::Hw(HwCommand::Init { file }) => hw::init(&mut out, file),
+            Command::Whitening(args) => whitening::execute(&mut out, args, &self.global),
             Command::List => list::execute(&mut out, format),
             Command::Init(args) => init::execute(&mut out, args),
         }

@@ -518,7 +518,15 @@ impl Builder {
 
     /// `(I + l)^-1 b` by forward substitution, `l [.., n, n]` strictly lower, `b [.., n, w]`.
     pub fn forward_substitution(&mut self, name: &str, l: Value, b: Value) -> Value {
-        let op = Op::ForwardSubstitution;
+        self.substitution(name, Op::ForwardSubstitution, l, b)
+    }
+
+    /// `(I + l)^-T b` by backward substitution, operands as in [`Builder::forward_substitution`].
+    pub fn backward_substitution(&mut self, name: &str, l: Value, b: Value) -> Value {
+        self.substitution(name, Op::BackwardSubstitution, l, b)
+    }
+
+    fn substitution(&mut self, name: &str, op: Op, l: Value, b: Value) -> Value {
         let (tl, tb) = (self.ty(l).clone(), self.ty(b).clone());
         let square =
             tl.shape.from_end(0) == tl.shape.from_end(1) && tl.shape.from_end(0) == tb.shape.from_end(1);
@@ -536,6 +544,34 @@ impl Builder {
             dtype: tb.dtype,
         };
         self.append(name, op, &[l, b], vec![result])
+    }
+
+    /// The lower Cholesky factor of `a [.., n, n]`, symmetric positive definite; zeros above the diagonal.
+    pub fn cholesky(&mut self, name: &str, a: Value) -> Value {
+        let ty = self.ty(a).clone();
+        if ty.shape.rank() < 2 || ty.shape.from_end(0) != ty.shape.from_end(1) {
+            return self.fail(name, &Op::Cholesky, a, format!("{ty} is not square"));
+        }
+        self.append(name, Op::Cholesky, &[a], vec![ty])
+    }
+
+    /// `trips` iterations of `body`, which receives the carried values and the invariants and returns the next carries. The
+    /// results are the final carries.
+    pub fn repeat<F>(
+        &mut self,
+        name: &str,
+        trips: usize,
+        carries: &[Value],
+        invariants: &[Value],
+        body: F,
+    ) -> Vec<Value>
+    where
+        F: FnOnce(&mut Builder, &[Value], &[Value]) -> Vec<Value>,
+    {
+        let body = |b: &mut Builder, carry: &[Value], _: &[Value], invariant: &[Value]| {
+            (body(b, carry, invariant), Vec::new())
+        };
+        self.looped(name, 0, (Some(trips), &[0]), (carries, &[], invariants), body).0
     }
 
     /// A loop along dimension `axis` of the `scanned` operands.
@@ -574,8 +610,22 @@ impl Builder {
     where
         F: FnOnce(&mut Builder, &[Value], &[Value], &[Value]) -> (Vec<Value>, Vec<Value>),
     {
+        self.looped(name, axis, (None, segments), (carries, scanned, invariants), body)
+    }
+
+    /// A loop of `trips` iterations, or of as many as the scanned operands have slices.
+    fn looped<F>(
+        &mut self,
+        name: &str,
+        axis: usize,
+        (mut trips, segments): (Option<usize>, &[usize]),
+        (carries, scanned, invariants): (&[Value], &[Value], &[Value]),
+        body: F,
+    ) -> (Vec<Value>, Vec<Value>)
+    where
+        F: FnOnce(&mut Builder, &[Value], &[Value], &[Value]) -> (Vec<Value>, Vec<Value>),
+    {
         let mut inner = Builder::new(self.stage);
-        let mut trips = None;
         let mut declare =
             |inner: &mut Builder, outer: &Self, value: Value, sliced: bool, label: &str, i: usize| {
                 let ty = outer.ty(value);

@@ -255,6 +255,7 @@ pub struct RowRun {
 /// A loop over several sequences one after the other is cut into segments, each of which starts from initial carries of its own: carries
 /// have the number of segments as extent of dimension 0 outside and extent 1 inside the body. Replacing the carry costs no arithmetic and, unlike a
 /// product with a flag, cannot turn an infinity of one sequence into a NaN of the next.
+/// A loop with scanned operands runs over a dimension of the layer (chunks); one without repeats its body (an iterative solver).
 #[derive(Debug, Clone)]
 pub struct Scan {
     /// Iterations.
@@ -387,6 +388,11 @@ pub enum Op {
     /// Forward substitution `X = (I + L)^-1 B`, row by row; operands: `L [.., n, n]` (its strictly lower part is used) and
     /// `B [.., n, w]`. A chain of `n - 1` dependent row updates.
     ForwardSubstitution,
+    /// Backward substitution with the transpose, `X = (I + L)^-T B`, last row first; operands as for
+    /// [`Op::ForwardSubstitution`].
+    BackwardSubstitution,
+    /// The lower Cholesky factor of `[.., n, n]`, column by column: a chain of `n` pivots. Reads the lower triangle.
+    Cholesky,
     /// A loop.
     Scan(Box<Scan>),
 }
@@ -415,6 +421,8 @@ impl Op {
             Op::RepeatMinor { .. } => "repeat",
             Op::CausalConvolution { .. } => "causal convolution",
             Op::ForwardSubstitution => "forward substitution",
+            Op::BackwardSubstitution => "backward substitution",
+            Op::Cholesky => "Cholesky factor",
             Op::Scan(_) => "scan",
         }
     }

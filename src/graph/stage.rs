@@ -11,6 +11,9 @@ pub enum Stage {
     /// Short causal convolution, activation and query/key normalisation.
     #[serde(rename = "op2")]
     Convolution,
+    /// Whitening of the write keys by the covariance of past chunks.
+    #[serde(rename = "opw")]
+    Whitening,
     /// Decay and step-size gates and their cumulative sum inside the chunk.
     #[serde(rename = "op3")]
     Gates,
@@ -42,9 +45,10 @@ pub enum Stage {
 
 impl Stage {
     /// Every stage, in order of execution.
-    pub const ALL: [Stage; 11] = [
+    pub const ALL: [Stage; 12] = [
         Stage::Projections,
         Stage::Convolution,
+        Stage::Whitening,
         Stage::Gates,
         Stage::Gram,
         Stage::Inverse,
@@ -62,6 +66,7 @@ impl Stage {
         match self {
             Stage::Projections => "op1",
             Stage::Convolution => "op2",
+            Stage::Whitening => "opw",
             Stage::Gates => "op3",
             Stage::Gram => "op4",
             Stage::Inverse => "op5a",
@@ -80,6 +85,7 @@ impl Stage {
         match self {
             Stage::Projections => "QKV and gate projections",
             Stage::Convolution => "causal convolution and QK norm",
+            Stage::Whitening => "write-key whitening",
             Stage::Gates => "gates and cumulative decay",
             Stage::Gram => "chunk Gram matrices",
             Stage::Inverse => "chunk inverse",

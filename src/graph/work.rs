@@ -174,9 +174,18 @@ pub fn node_work(graph: &Graph, id: NodeId) -> Work {
             ..Work::default()
         },
         Op::CausalConvolution { width, .. } => vector(elements * (2 * *width as u64 - 1)),
-        Op::ForwardSubstitution => {
+        Op::ForwardSubstitution | Op::BackwardSubstitution => {
             let n = result.shape.from_end(1) as u64;
             vector(result.shape.batch() * n * n.saturating_sub(1) * result.shape.from_end(0) as u64)
+        }
+        Op::Cholesky => {
+            // n pivots; n (n + 1) / 2 scaled entries; a multiply and a subtract per entry of every trailing lower triangle.
+            let (batch, n) = (result.shape.batch(), result.shape.from_end(0) as u64);
+            let trailing = n.saturating_sub(1) * n * (n + 1) / 3;
+            Work {
+                transcendentals: batch * n,
+                ..vector(batch * (n * (n + 1) / 2 + trailing))
+            }
         }
         Op::Scan(scan) => graph_work(&scan.body).times(scan.trips as u64),
     }

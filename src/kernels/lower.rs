@@ -258,8 +258,8 @@ fn grid(graph: &Graph, members: &BTreeSet<NodeId>, reads: &[Transfer], writes: &
     }
     // Of several loops the one over the most heads: key heads may carry something of their own beside the states.
     let scans = members.iter().filter_map(|&id| match &graph.node(id).op {
-        Op::Scan(scan) => {
-            let ty = &graph.node(id).results[scan.carries];
+        Op::Scan(scan) if scan.scanned > 0 => {
+            let ty = graph.node(id).results.get(scan.carries)?;
             let parallel = ty.shape.dims()[..scan.axis].iter().map(|&d| d as u64).product();
             Some(Grid {
                 parallel,
@@ -316,9 +316,10 @@ fn carried_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
         .iter()
         .map(|&id| match &graph.node(id).op {
             // The working copy of the state is f32 whatever format it is rounded to between chunks.
-            // Sequences that follow each other use the same copy one after the other.
-            Op::Scan(scan) if scan.carries > 0 => {
-                4 * graph.node(id).results[0].shape.elements() / scan.segments.len().max(1) as u64
+            // What a repeated body carries lives inside one step; sequences that follow each other use the same copy one after the other.
+            Op::Scan(scan) if scan.scanned > 0 => {
+                let carried = graph.node(id).results[..scan.carries].iter();
+                carried.map(|ty| 4 * ty.shape.elements()).sum::<u64>() / scan.segments.len().max(1) as u64
             }
             _ => 0,
         })
@@ -344,7 +345,7 @@ fn live_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
         if !is_free(node) {
             // Stacked results of a scan are consumed chunk by chunk in the same kernel, or written out.
             let results = match &node.op {
-                Op::Scan(_) => 0,
+                Op::Scan(scan) if scan.scanned > 0 => 0,
                 _ => node.results.iter().map(crate::graph::TensorType::bytes).sum(),
             };
             live += results;
@@ -357,6 +358,19 @@ fn live_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
         live -= expires.remove(&id).unwrap_or(0);
     }
     peak
+}
+
+/// What a loop does to the operations of its body.
+#[derive(Clone, Copy)]
+struct Loop {
+    /// Executions in the whole kernel.
+    count: u64,
+    /// Dependent executions in one grid step.
+    serial: u64,
+    /// Whether it carries state from one grid step to the next.
+    carried: bool,
+    /// Share of the grid steps that execute it.
+    share: f64,
 }
 
 struct Lowering<'a> {
@@ -392,7 +406,16 @@ impl Lowering<'_> {
                 Some(_) => scan.trips as f64 / pair_trips(self.graph, self.members).max(1) as f64,
                 None => 1.0,
             };
-            let produced = self.scan_body(&scan.body, scan.trips as u64, &after, (value_columns, share));
+            let trips = scan.trips as u64;
+            // Chunks of a head follow each other from grid step to grid step; a repeated body stays within one.
+            let carried = scan.scanned > 0;
+            let around = Loop {
+                count: trips,
+                serial: if carried { 1 } else { trips },
+                carried,
+                share,
+            };
+            let produced = self.scan_body(&scan.body, around, &after, value_columns);
             self.produced_by.insert(id, produced);
             return;
         }
@@ -401,6 +424,7 @@ impl Lowering<'_> {
             stage: node.stage,
             kind: kind(self.graph, id),
             count: instances(self.graph, id),
+            serial: 1,
             after,
             value_columns,
             carried: false,
@@ -410,14 +434,8 @@ impl Lowering<'_> {
         self.produced_by.insert(id, vec![self.ops.len() - 1]);
     }
 
-    /// Appends the body once with the counts of all trips; returns the operations behind its results.
-    fn scan_body(
-        &mut self,
-        body: &Graph,
-        trips: u64,
-        after: &[usize],
-        (value_columns, share): (bool, f64),
-    ) -> Vec<usize> {
+    /// Appends the body once with the counts of all trips, loops inside it likewise; returns the operations behind its results.
+    fn scan_body(&mut self, body: &Graph, around: Loop, after: &[usize], value_columns: bool) -> Vec<usize> {
         let mut produced: BTreeMap<NodeId, Vec<usize>> = BTreeMap::new();
         for (id, node) in body.nodes() {
             if matches!(node.op, Op::Input { role: Role::Body, .. }) {
@@ -435,15 +453,26 @@ impl Lowering<'_> {
                 produced.insert(id, waits);
                 continue;
             }
+            if let Op::Scan(scan) = &node.op {
+                let inside = Loop {
+                    count: around.count * scan.trips as u64,
+                    serial: around.serial * scan.trips as u64,
+                    ..around
+                };
+                let results = self.scan_body(&scan.body, inside, &waits, value_columns);
+                produced.insert(id, results);
+                continue;
+            }
             let op = KernelOp {
                 name: node.name.clone(),
                 stage: node.stage,
                 kind: kind(body, id),
-                count: instances(body, id) * trips,
+                count: instances(body, id) * around.count,
+                serial: around.serial,
                 after: waits,
                 value_columns,
-                carried: true,
-                share,
+                carried: around.carried,
+                share: around.share,
             };
             self.ops.push(op);
             produced.insert(id, vec![self.ops.len() - 1]);
@@ -471,7 +500,9 @@ fn instances(graph: &Graph, id: NodeId) -> u64 {
                 graph.node(id).results[0].shape.batch()
             }
         }
-        Op::ForwardSubstitution => graph.node(id).results[0].shape.batch(),
+        Op::ForwardSubstitution | Op::BackwardSubstitution | Op::Cholesky => {
+            graph.node(id).results[0].shape.batch()
+        }
         _ => 1,
     }
 }
@@ -551,7 +582,10 @@ fn kind(graph: &Graph, id: NodeId) -> OpKind {
         Op::Transpose { .. } | Op::RepeatMinor { .. } => {
             with_lanes(shape, 0.0, [rows(shape), shape.from_end(0)], 1.0)
         }
-        Op::ForwardSubstitution => OpKind::Substitution {
+        Op::Cholesky => OpKind::Cholesky {
+            rows: shape.from_end(1) as u64,
+        },
+        Op::ForwardSubstitution | Op::BackwardSubstitution => OpKind::Substitution {
             rows: shape.from_end(1) as u64,
             columns: shape.from_end(0) as u64,
         },

@@ -72,7 +72,12 @@ pub enum OpKind {
         /// Cross-lane operations per register of `cross_lane`.
         cross_lane_ops: f64,
     },
-    /// Forward substitution of a unit lower-triangular system of `rows` rows with `columns` right-hand sides.
+    /// Cholesky factor of `rows` rows and columns, column by column.
+    Cholesky {
+        /// Rows.
+        rows: u64,
+    },
+    /// Forward or backward substitution of a unit lower-triangular system of `rows` rows with `columns` right-hand sides.
     Substitution {
         /// Rows.
         rows: u64,
@@ -92,6 +97,8 @@ pub struct KernelOp {
     pub kind: OpKind,
     /// Instances in the whole kernel.
     pub count: u64,
+    /// Dependent repetitions inside one grid step: iterations of a solver, each waiting for the one before.
+    pub serial: u64,
     /// Earlier operations of the kernel it waits for.
     pub after: Vec<usize>,
     /// Whether its columns are value columns, so that a split of the values over programs divides it.

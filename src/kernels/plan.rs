@@ -81,7 +81,8 @@ impl Plan {
     #[must_use]
     pub fn named(name: &str, program: Program) -> Option<Plan> {
         use Stage::{
-            Attention, Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan, WyFactors,
+            Attention, Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan, Whitening,
+            WyFactors,
         };
         let span = |first, last| Group {
             first,
@@ -99,6 +100,7 @@ impl Plan {
             "unfused" => vec![
                 span(Projections, Projections),
                 span(Convolution, Convolution),
+                scan(Whitening, Whitening),
                 span(Gates, WyFactors),
                 scan(StateScan, StateScan),
                 span(Output, Output),

@@ -11,6 +11,7 @@
 //! has extent 1 in the third dimension; a packed mechanism puts the values of a key head side by side into one wide channel
 //! dimension, so its third dimension is 1 everywhere.
 
+mod conjugate_gradient;
 mod comba;
 mod decode;
 pub mod delta_rule;
@@ -30,6 +31,7 @@ mod kda;
 pub mod layer;
 mod linear_attention;
 mod mamba2;
+mod mesanet;
 mod mla;
 mod preconditioned_delta;
 mod q_delta;
@@ -40,11 +42,15 @@ mod rwkv6;
 mod rwkv7;
 mod sla;
 mod softmax;
+mod spd_sla_w;
 mod state;
+mod whitening;
 
 pub use inverse::append_inverse;
 pub use gated_outer::NORMALISER_EPSILON;
+pub use mesanet::{MesaOperator, append_mesa_solve};
 pub use registry::{Defaults, Mechanism, fields};
+pub use whitening::{RIDGE, append_newton_schulz, append_polar, append_whitened, normalised};
 
 use crate::graph::{BuildError, Builder, Graph, Stage, Value};
 use crate::layer::{GramVariant, Layer, ReadConvention};
@@ -69,6 +75,8 @@ pub const ALL: &[&Mechanism] = &[
     &rwkv7::MECHANISM,
     &softmax::MECHANISM,
     &mla::MECHANISM,
+    &spd_sla_w::MECHANISM,
+    &mesanet::MECHANISM,
 ];
 
 /// How finely the decay is resolved along the key channels.
@@ -96,6 +104,8 @@ pub enum Recurrence {
     DiagonalPlusLowRank(DiagonalLowRankInputs),
     /// `o_i = sum_j softmax_j(q_i k_j) v_j` over the keys the query sees.
     Softmax(SoftmaxInputs),
+    /// `H = e^g H + beta k^T k`, `Z = e^g Z + beta k^T v`, `o = q (H + Lam)^-1 Z`; the final state is `[H | Z]`.
+    Mesa(MesaInputs),
 }
 
 impl Recurrence {
@@ -111,8 +121,30 @@ impl Recurrence {
             Recurrence::GatedOuterProduct(i) => i.values(),
             Recurrence::DiagonalPlusLowRank(i) => vec![i.query, i.key, i.value, i.write, i.read, i.log_decay],
             Recurrence::Softmax(i) => vec![i.query, i.key, i.value],
+            Recurrence::Mesa(i) => {
+                let mut values = vec![i.query, i.key, i.value, i.step, i.lambda];
+                values.extend(i.log_decay);
+                values
+            }
         }
     }
+}
+
+/// Inputs of `MesaNet`.
+#[derive(Debug, Clone, Copy)]
+pub struct MesaInputs {
+    /// Queries `[B, Hk, 1, N, C, dk]`.
+    pub query: Value,
+    /// Keys `[B, Hk, 1, N, C, dk]`.
+    pub key: Value,
+    /// Values of all value heads of a key head `[B, Hk, 1, N, C, R dv]`.
+    pub value: Value,
+    /// Step sizes `[B, Hk, 1, N, C, 1]`, f32.
+    pub step: Value,
+    /// Log decays `[B, Hk, 1, N, C, 1]`, f32; absent where nothing is forgotten.
+    pub log_decay: Option<Value>,
+    /// Regularisation per channel `[1, Hk, 1, 1, 1, dk]`, f32.
+    pub lambda: Value,
 }
 
 /// Inputs of the delta rule. Operands may be f32 or the format of the activations; keys and queries of matrix products are rounded to the latter.

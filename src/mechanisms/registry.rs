@@ -88,6 +88,18 @@ pub mod fields {
     ];
     /// Several writes per token.
     pub const HOUSEHOLDER: &[&str] = &["householder_steps"];
+    /// `MesaNet`, which keeps its state in f32.
+    pub const MESA: &[&str] = &[
+        "activations",
+        "state_precision",
+        "conv_width",
+        "output_gate",
+        "gate_rank",
+        "forgetting",
+        "cg_steps",
+    ];
+    /// Whitened write keys.
+    pub const WHITENING: &[&str] = &["whitening", "whitening_refresh", "whitening_precision"];
 }
 
 /// Usual values of the optional fields that differ between mechanisms.

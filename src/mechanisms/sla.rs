@@ -9,7 +9,7 @@ use super::delta_rule;
 use super::gates::{self, GateInit};
 use super::layer::{convolution, core_layout, output, project, projections};
 use super::{Core, Defaults, DeltaRuleInputs, Granularity, Mechanism, fields};
-use crate::graph::{Builder, Function};
+use crate::graph::{Builder, Function, Value};
 use crate::layer::{DecayGate, InverseVariant, Layer, OutputGate};
 
 pub(super) const MECHANISM: Mechanism = Mechanism {
@@ -37,7 +37,7 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     append,
 };
 
-fn granularity(layer: &Layer) -> Granularity {
+pub(super) fn granularity(layer: &Layer) -> Granularity {
     match layer.decay_tiles {
         1 => Granularity::Scalar,
         tiles if tiles == layer.key_dim => Granularity::Channel,
@@ -46,6 +46,15 @@ fn granularity(layer: &Layer) -> Granularity {
 }
 
 fn append(b: &mut Builder, layer: &Layer) -> Core {
+    append_with(b, layer, |_, _, key, step| (key, step))
+}
+
+/// The layer with write keys and step sizes that `write` makes of the keys `[B, Hk, 1, N, C, dk]` and step sizes `[B, Hk, 1, N, C, 1]`.
+pub(super) fn append_with(
+    b: &mut Builder,
+    layer: &Layer,
+    write: fn(&mut Builder, &Layer, Value, Value) -> (Value, Value),
+) -> Core {
     let projected = projections(b, layer);
     let tiles = layer.decay_tiles;
     let decay_raw = project(b, layer, projected.x, "decay", layer.key_heads * tiles);
@@ -57,7 +66,9 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
     let log_decay = core_layout(b, layer, "l_core", log_decay, layer.key_heads, 1, tiles);
     let step = core_layout(b, layer, "beta_core", step, layer.key_heads, 1, 1);
 
+    let (write_key, step) = write(b, layer, qkv.key, step);
     let inputs = DeltaRuleInputs {
+        write_key,
         step: Some(step),
         log_decay: Some(log_decay),
         ..DeltaRuleInputs::plain(layer, &qkv)

@@ -295,7 +295,9 @@ impl<R: Real> Run<'_, R> {
                 let (x, taps) = (next()?, next()?);
                 sequential::causal_convolution(&x, &taps, next().ok().as_ref(), starts, finish)
             }
-            Op::ForwardSubstitution => sequential::forward_substitution(&next()?, next()?, dims, finish),
+            Op::ForwardSubstitution => sequential::substitution(&next()?, next()?, dims, false, finish),
+            Op::BackwardSubstitution => sequential::substitution(&next()?, next()?, dims, true, finish),
+            Op::Cholesky => sequential::cholesky(next()?, finish),
         })
     }
 
@@ -468,7 +470,10 @@ impl<R: Real> Run<'_, R> {
         Finish {
             dtype,
             round: self.arithmetic == Arithmetic::Declared && R::rounds(dtype),
-            minus_infinity_fails: matches!(step.node.op, Op::MatMul { .. } | Op::ForwardSubstitution),
+            minus_infinity_fails: matches!(
+                step.node.op,
+                Op::MatMul { .. } | Op::ForwardSubstitution | Op::BackwardSubstitution
+            ),
         }
     }
 }

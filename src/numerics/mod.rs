@@ -15,6 +15,7 @@ mod real;
 mod reduce;
 pub mod reference;
 pub mod round;
+pub mod spectrum;
 mod sequential;
 mod sweep;
 

@@ -3,6 +3,8 @@
 //! They are written from the recurrences of the papers and share nothing with the graphs, which compute the same in chunks. `T` is the number of
 //! tokens, `dk` the key width, `dv` the value width; the state is `[dk, dv]`, vectors are rows, decays are logarithms.
 
+pub mod mesa;
+
 use ndarray::{Array2, ArrayRef1, ArrayRef2, Axis, Slice};
 use rayon::prelude::*;
 

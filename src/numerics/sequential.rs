@@ -1,4 +1,4 @@
-//! Operations with a dependence along rows: causal convolution and forward substitution.
+//! Operations with a dependence along rows: causal convolution, substitution, Cholesky factor.
 
 use super::elementwise::over;
 use super::matmul::{Matrices, batch_of};
@@ -72,11 +72,13 @@ pub(super) fn causal_convolution<R: Real>(
     }
 }
 
-/// `X = (I + L)^-1 B`, `X[r] = B[r] - sum_{i < r} L[r, i] X[i]`; leading dimensions broadcast to those of `dims`.
-pub(super) fn forward_substitution<R: Real>(
+/// `X = (I + L)^-1 B`, `X[r] = B[r] - sum_{i < r} L[r, i] X[i]`, or, with the transpose, `X = (I + L)^-T B`,
+/// `X[r] = B[r] - sum_{i > r} L[i, r] X[i]`; leading dimensions broadcast to those of `dims`.
+pub(super) fn substitution<R: Real>(
     l: &Tensor<R>,
     b: Tensor<R>,
     dims: &[usize],
+    transposed: bool,
     finish: Finish,
 ) -> Outcome<R> {
     let (n, width) = (dims[dims.len() - 2], dims[dims.len() - 1]);
@@ -96,13 +98,22 @@ pub(super) fn forward_substitution<R: Real>(
         }
         let l = systems.get(i);
         let mut count = 0;
-        for r in 1..n {
-            let (solved, rest) = x.split_at_mut(r * width);
-            let row = &mut rest[..width];
-            for (i, known) in solved.chunks_exact(width.max(1)).enumerate() {
-                let factor = l[[r, i]];
-                row.iter_mut().zip(known).for_each(|(x, &k)| *x -= factor * k);
-                count += 2 * width as u64;
+        let mut eliminate = |row: &mut [R], known: &[R], factor: R| {
+            row.iter_mut().zip(known).for_each(|(x, &k)| *x -= factor * k);
+            count += 2 * width as u64;
+        };
+        for step in 1..n {
+            if transposed {
+                let r = n - 1 - step;
+                let (rest, solved) = x.split_at_mut((r + 1) * width);
+                for (i, known) in solved.chunks_exact(width.max(1)).enumerate() {
+                    eliminate(&mut rest[r * width..], known, l[[r + 1 + i, r]]);
+                }
+            } else {
+                let (solved, rest) = x.split_at_mut(step * width);
+                for (i, known) in solved.chunks_exact(width.max(1)).enumerate() {
+                    eliminate(&mut rest[..width], known, l[[step, i]]);
+                }
             }
         }
         Tally {
@@ -113,6 +124,49 @@ pub(super) fn forward_substitution<R: Real>(
     Outcome {
         value: out.into_shared(),
         work: vector_work(finish, tally.count),
+        non_finite: tally.non_finite,
+    }
+}
+
+/// The lower Cholesky factor of every matrix, right-looking, in place; zeros above the diagonal. A matrix that is not positive
+/// definite gives NaN from its first bad pivot on.
+pub(super) fn cholesky<R: Real>(a: Tensor<R>, finish: Finish) -> Outcome<R> {
+    let n = a.shape()[a.ndim() - 1];
+    let (mut out, source) = over(a);
+    let parallel = out.len() * n > 1 << 16;
+    let pivots = std::sync::atomic::AtomicU64::new(0);
+    let tally = blocks(elements_mut(&mut out), n * n, parallel, |i, m| {
+        if let Some(source) = &source {
+            m.copy_from_slice(&elements(source)[i * n * n..][..n * n]);
+        }
+        let (mut count, mut roots) = (0, 0);
+        for j in 0..n {
+            let inverse = m[j * n + j].sqrt().recip();
+            roots += 1;
+            for i in j..n {
+                m[i * n + j] = m[i * n + j] * inverse;
+                count += 1;
+            }
+            m[j * n + j + 1..(j + 1) * n].fill(R::zero());
+            for i in j + 1..n {
+                for k in j + 1..=i {
+                    m[i * n + k] = m[i * n + k] - m[i * n + j] * m[k * n + j];
+                    count += 2;
+                }
+            }
+        }
+        pivots.fetch_add(roots, std::sync::atomic::Ordering::Relaxed);
+        Tally {
+            count,
+            non_finite: finish.apply(m),
+        }
+    });
+    Outcome {
+        value: out.into_shared(),
+        work: Work {
+            transcendentals: pivots.into_inner(),
+            ..vector_work(finish, tally.count)
+        },
         non_finite: tally.non_finite,
     }
 }

@@ -180,6 +180,7 @@ fn shape(kind: &OpKind) -> String {
             let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();
             format!("[{}]", dims.join(","))
         }
+        OpKind::Cholesky { rows } => format!("Cholesky factor of {rows} rows"),
         OpKind::Substitution { rows, columns } => format!("solve {rows} rows, {columns} columns"),
     }
 }

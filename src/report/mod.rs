@@ -29,3 +29,4 @@ pub mod trace;
 pub mod result;
 pub mod stack;
 pub mod table;
+pub mod whitening;

@@ -91,6 +91,26 @@ impl Cell {
         value.map_or_else(Self::none, |value| Self::number(value, decimals))
     }
 
+    /// A number that people see times `factor`, with `decimals` digits after the point; CSV gets it unscaled.
+    #[must_use]
+    pub fn scaled(value: f64, factor: f64, decimals: usize) -> Self {
+        let shown = Self::number(value * factor, decimals).shown;
+        let exact = Self::number(value, decimals).exact;
+        Self { shown, exact }
+    }
+
+    /// A number that may not exist and spans powers of ten, shown with two digits.
+    #[must_use]
+    pub fn scientific(value: Option<f64>) -> Self {
+        match value.filter(|x| x.is_finite()) {
+            Some(x) => Self {
+                shown: format!("{x:.1e}"),
+                exact: x.to_string(),
+            },
+            None => Self::none(),
+        }
+    }
+
     /// No value: `-` for people, empty in CSV.
     #[must_use]
     pub fn none() -> Self {

@@ -6,7 +6,9 @@ mod recurrence;
 pub mod run;
 pub mod schedules;
 pub mod stack;
+pub mod whitening;
 
 pub use check::{CheckError, Estimate, Extent, check, checked_layer, estimate};
 pub use run::{Chips, RunError, RunRequest, run};
 pub use stack::{StackRequest, run_stack};
+pub use whitening::{WhiteningError, WhiteningRequest};

@@ -8,8 +8,8 @@ use super::check::{CheckError, tensor};
 use crate::graph::{Value, retention_decay};
 use crate::layer::{Layer, ReadConvention};
 use crate::mechanisms::{
-    DeltaRuleInputs, DiagonalLowRankInputs, GatedOuterInputs, LayerGraph, NORMALISER_EPSILON, OuterDecay,
-    Readout, Recurrence, SoftmaxInputs,
+    DeltaRuleInputs, DiagonalLowRankInputs, GatedOuterInputs, LayerGraph, MesaInputs, NORMALISER_EPSILON,
+    OuterDecay, Readout, Recurrence, SoftmaxInputs,
 };
 use crate::numerics::reference::{self, Read};
 use crate::numerics::{Execution, Tensor};
@@ -67,6 +67,7 @@ pub(super) fn by_token(
                         put(&mut output, head.at, 0, &softmax(inputs, layer, &head)?);
                         continue;
                     }
+                    Recurrence::Mesa(inputs) => mesa(inputs, &head)?,
                 };
                 put(&mut output, head.at, part.as_ref().map_or(0, |p| p.start), &result.outputs);
                 if let Some(state) = &mut state {
@@ -208,6 +209,22 @@ fn softmax(
     };
     reference::softmax_attention(&query, &key, &value, mask).map_err(|e| CheckError::Shape {
         what: "attention",
+        problem: e.to_string(),
+    })
+}
+
+fn mesa(inputs: &MesaInputs, head: &Head<'_>) -> Result<reference::Recurrence, CheckError> {
+    let query = head.rows(inputs.query, "query")?;
+    let key = head.rows(inputs.key, "key")?;
+    let value = head.rows(inputs.value, "value")?;
+    let step = head.rows(inputs.step, "step size")?;
+    let decay = match inputs.log_decay {
+        Some(decay) => head.rows(decay, "log decay")?,
+        None => Array2::zeros(step.raw_dim()),
+    };
+    let lambda = head.rows(inputs.lambda, "lambda")?;
+    reference::mesa::mesa(&query, &key, &value, &step, &decay, &lambda).map_err(|e| CheckError::Shape {
+        what: "recurrence",
         problem: e.to_string(),
     })
 }

@@ -141,6 +141,7 @@ fn nominal_weight(op: &crate::kernels::KernelOp) -> u32 {
         } => 20,
         OpKind::Vector { .. } => 1,
         OpKind::Substitution { rows, .. } => 5 * *rows as u32,
+        OpKind::Cholesky { rows } => 30 * *rows as u32,
     }
 }
 
@@ -260,10 +261,14 @@ fn place_loop(
     }
 }
 
-/// What one instance of an operation asks of a core; one that only some steps execute delays a step by its share of the latency.
+/// What one instance of an operation asks of a core; one of a loop inside the step delays it by the
+/// latency of every trip, one that only some steps execute by its share of the latency.
 fn of_op(op: &crate::kernels::KernelOp, chip: &Chip, cut: Cut) -> Occupancy {
     let cost = occupancy(chip, &op.kind, op.value_columns, cut.value_parts);
-    Occupancy { latency: cost.latency * op.share, ..cost }
+    Occupancy {
+        latency: cost.latency * op.serial as f64 * op.share,
+        ..cost
+    }
 }
 
 /// Operations by nominal depth, ties by their place in the graph; a dependence always comes first.

@@ -61,21 +61,32 @@ impl Unit for VectorUnit {
                 occupancy.latency += latency.vector;
             }
             OpKind::Substitution { rows, columns } => {
-                let columns = if value_columns {
-                    columns.div_ceil(value_parts)
-                } else {
-                    *columns
-                };
-                let across = (columns as f64 / f64::from(chip.vector_unit.lanes)).ceil();
-                let sublanes = u64::from(chip.vector_unit.sublanes);
-                let below: u64 = (1..*rows).map(|r| (rows - r).div_ceil(sublanes)).sum();
-                *alu += 2.0 * below as f64 * across / slots.alu;
-                let chain = rows.saturating_sub(1) as f64;
-                *cross += chain / slots.cross_lane;
-                occupancy.latency += chain * SUBSTITUTION_STEP_LATENCIES * latency.vector;
+                let columns = if value_columns { columns.div_ceil(value_parts) } else { *columns };
+                substitution(chip, *rows, columns, occupancy);
+            }
+            OpKind::Cholesky { rows } => {
+                // A column step is a substitution step with as many right-hand sides as rows, after the pivot went through the reciprocal root
+                // and the cross-lane unit, both of which are on the chain.
+                let pivots = *rows as f64;
+                substitution(chip, *rows, *rows, occupancy);
+                occupancy.vector[1] += pivots / slots.transcendental;
+                occupancy.vector[2] += pivots / slots.cross_lane;
+                occupancy.latency += pivots * (latency.transcendental + latency.cross_lane);
             }
         }
     }
+}
+
+/// Adds what substitution of `rows` rows with `columns` right-hand sides asks of the slots, and its chain.
+fn substitution(chip: &Chip, rows: u64, columns: u64, occupancy: &mut Occupancy) {
+    let slots = &chip.vector_unit.slots;
+    let across = (columns as f64 / f64::from(chip.vector_unit.lanes)).ceil();
+    let sublanes = u64::from(chip.vector_unit.sublanes);
+    let below: u64 = (1..rows).map(|r| (rows - r).div_ceil(sublanes)).sum();
+    let chain = rows.saturating_sub(1) as f64;
+    occupancy.vector[0] += 2.0 * below as f64 * across / slots.alu;
+    occupancy.vector[2] += chain / slots.cross_lane;
+    occupancy.latency += chain * SUBSTITUTION_STEP_LATENCIES * chip.latency.vector;
 }
 
 /// Vector latencies on the chain of one row of forward substitution.

@@ -9,8 +9,8 @@ use crate::dtype::Dtype;
 use crate::graph::Precision;
 use crate::kernels::{Plan, Program};
 use crate::layer::{
-    Attention, DecayGate, FeatureMap, GramVariant, InitialState, InverseVariant, Layer, OutputGate, Pass, PivotRow,
-    ReadConvention, Readout, StateFormat, StateProducts,
+    Attention, DecayGate, FeatureMap, Forgetting, GramVariant, InitialState, InverseVariant, Layer, OutputGate, Pass,
+    PivotRow, ReadConvention, Readout, StateFormat, StateProducts, WhiteningSolver,
 };
 use crate::mechanisms::{Granularity, Mechanism, fields, gram_variants};
 
@@ -109,6 +109,11 @@ struct LayerFile {
     qk_norm: Option<bool>,
     latent_rank: Option<Size>,
     decoupled_dim: Option<Size>,
+    forgetting: Option<Forgetting>,
+    cg_steps: Option<Size>,
+    whitening: Option<WhiteningSolver>,
+    whitening_refresh: Option<Size>,
+    whitening_precision: Option<Precision>,
 }
 
 /// What a program of a kernel with a carried state works on.
@@ -580,7 +585,13 @@ fn layer(
     let usual = mechanism.defaults;
     let activations = defaults.or(file.activations, "activations", Dtype::Bf16);
     let state = defaults.or(file.state, "state", StateFormat::F32);
-    let state_precision = defaults.or(file.state_precision, "state_precision", Precision::Default);
+    // Conjugate gradients do not converge with operands rounded to bf16.
+    let state_precision = if mechanism.uses("cg_steps") {
+        Precision::Highest
+    } else {
+        Precision::Default
+    };
+    let state_precision = defaults.or(file.state_precision, "state_precision", state_precision);
     let pivot = defaults.or(file.pivot, "pivot", PivotRow::Middle);
     let inverse = defaults.or(file.inverse, "inverse", usual.inverse);
     let inverse_precision = defaults.or(file.inverse_precision, "inverse_precision", Precision::High);
@@ -649,6 +660,11 @@ fn layer(
     };
     let readout = defaults.or(file.readout, "readout", Readout::AfterUpdate);
     let state_products = defaults.or(file.state_products, "state_products", StateProducts::Vector);
+    let forgetting = defaults.or(file.forgetting, "forgetting", Forgetting::Gated);
+    let cg_steps = defaults.or(file.cg_steps.map(|s| s.0), "cg_steps", 30);
+    let whitening = defaults.or(file.whitening, "whitening", WhiteningSolver::Polar2Plus);
+    let whitening_refresh = defaults.or(file.whitening_refresh.map(|s| s.0), "whitening_refresh", 1);
+    let whitening_precision = defaults.or(file.whitening_precision, "whitening_precision", Precision::High);
     let neumann_steps = match (inverse, file.neumann_steps) {
         (InverseVariant::Neumann, Some(Size(steps))) => steps,
         (InverseVariant::Neumann, None) => {
@@ -722,6 +738,11 @@ fn layer(
         readout,
         state_products,
         attention,
+        forgetting,
+        cg_steps,
+        whitening,
+        whitening_refresh,
+        whitening_precision,
     };
     let variants = gram_variants((mechanism.granularity)(&layer));
     layer.gram = defaults.or(file.gram, "gram", variants[0]);
@@ -887,6 +908,8 @@ fn optional_fields() -> impl Iterator<Item = &'static str> {
         fields::ATTENTION,
         fields::GROUPED_ATTENTION,
         fields::LATENT_ATTENTION,
+        fields::MESA,
+        fields::WHITENING,
     ]
     .into_iter()
     .flatten()

@@ -9,6 +9,7 @@ mod canvas;
 mod place;
 pub mod roofline;
 mod theme;
+pub mod whitening;
 
 pub use canvas::PlotError;
 pub use theme::Theme;

@@ -1,0 +1,102 @@
+//! SPD-SLA-W: SLA whose write keys are whitened by the covariance of past keys.
+//!
+//! The SLA paper names it, calls its Gram oblique and its step size clamped, and lists solvers; it prints no formula. All of this is our reading:
+//!
+//! ```text
+//! C_0 = I,  C_{c+1} = rho C_c + K_c^T K_c      per key head, K_c the keys of chunk c
+//! x = k P_c                                    P_c from C_c alone, so from past chunks
+//! beta' = min(beta, LIMIT / (x . k))           so that the eigenvalue 1 - beta' x . k stays above -1
+//! S~ = D S,  u = beta' (v - k S~),  S = S~ + x^T u,  o = q S
+//! ```
+//!
+//! `I - beta x^T k` is an oblique projector for `beta x . k = 1`: it removes what `k` reads along another direction `x`. Chunks depend
+//! on each other through the covariance only, a scan with one `dk x C x dk` product per chunk; the solvers of all chunks are independent.
+//! Every `whitening_refresh` chunks share the whitening of their first.
+
+use super::whitening::append_whitened;
+use super::{Core, Mechanism, fields, sla};
+use crate::dtype::Dtype;
+use crate::graph::{Builder, Function, Precision, Stage, Value};
+use crate::layer::{Layer, WhiteningSolver};
+
+pub(super) const MECHANISM: Mechanism = Mechanism {
+    name: "spd_sla_w",
+    title: "SPD-SLA-W",
+    source: "Systolic Linear Attention paper, 2026: the name; formulas are our reading",
+    packed: true,
+    granularity: sla::granularity,
+    fields: &[
+        fields::COMMON,
+        fields::GRAM,
+        fields::DECAY,
+        fields::TILES,
+        fields::DELTA,
+        fields::WHITENING,
+    ],
+    defaults: sla::MECHANISM.defaults,
+    append,
+};
+
+/// Share of the covariance that a chunk leaves of the one before.
+const RHO: f64 = 0.9;
+/// Largest `beta (x . k)`: the bf16 number below 2.
+const STEP_LIMIT: f64 = 2.0 - 1.0 / 128.0;
+/// Smallest `x . k` that clamps: below it (a padded row, an indefinite whitening) the step size is in no danger.
+const OVERLAP_FLOOR: f64 = 1e-6;
+
+fn append(b: &mut Builder, layer: &Layer) -> Core {
+    sla::append_with(b, layer, write_keys)
+}
+
+/// Whitened keys in the format of activations, and clamped step sizes.
+fn write_keys(b: &mut Builder, layer: &Layer, key: Value, step: Value) -> (Value, Value) {
+    b.stage(Stage::Whitening);
+    let write = whitened(b, layer, key);
+    let write = b.cast("X_rounded", write, layer.activations);
+
+    b.stage(Stage::Gates);
+    let x = b.cast("X_f32", write, Dtype::F32);
+    let k = b.cast("K_f32", key, Dtype::F32);
+    let overlap = b.multiply("x k", x, k);
+    let overlap = b.sum_minor("x.k", overlap);
+    let overlap = b.map("x.k_floor", Function::MaximumConstant(OVERLAP_FLOOR), overlap);
+    let limit = b.map("1/x.k", Function::Reciprocal, overlap);
+    let limit = b.scale("beta_limit", limit, STEP_LIMIT);
+    let step = b.zip("beta_clamped", Function::Minimum, step, limit);
+    (write, step)
+}
+
+fn whitened(b: &mut Builder, layer: &Layer, key: Value) -> Value {
+    if layer.whitening == WhiteningSolver::None {
+        return key;
+    }
+    let (heads, n) = ([layer.batch, layer.key_heads, 1], layer.key_dim);
+    let shape = |rest: &[usize]| -> Vec<usize> { heads.iter().chain(rest).copied().collect() };
+    let zero = b.fill("zeros", shape(&[n, n]), Dtype::F32, 0.0);
+    let identity = b.identity("I", n, Dtype::F32);
+    let initial = b.add("C_0", zero, identity);
+    let (_, stacks) = b.scan("C", 3, &[initial], &[key], &[], |b, carry, slice, _| {
+        // Products of bf16 keys are exact in f32, so one pass is.
+        let gram = b.matmul_at("K^T K", slice[0], slice[0], Precision::Default);
+        let kept = b.scale("rho C", carry[0], RHO);
+        (vec![b.add("C'", kept, gram)], vec![carry[0]])
+    });
+
+    // Blocks of chunks that share a whitening, the last one padded.
+    let (chunks, every) = (layer.chunks(), layer.whitening_refresh.min(layer.chunks()));
+    let blocks = chunks.div_ceil(every);
+    let grouped = |b: &mut Builder, name: &str, value: Value, rows: usize| {
+        let padded = b.pad(&format!("{name}_padded"), value, 3, blocks * every);
+        b.reshape(
+            &format!("{name}_blocks"),
+            padded,
+            shape(&[blocks, every * rows, n]),
+        )
+    };
+    let covariance = grouped(b, "C", stacks[0], n);
+    let covariance = b.slice("C_first", covariance, 4, 0, n);
+    let keys = grouped(b, "K", key, layer.chunk);
+    let write = append_whitened(b, layer.whitening, layer.whitening_precision, covariance, keys);
+    let write = b.reshape("X_chunks", write, shape(&[blocks * every, layer.chunk, n]));
+    b.slice("X", write, 3, 0, chunks)
+}
