@@ -156,10 +156,10 @@ pub fn check(workload: &Workload, extent: Extent) -> Result<NumericResult, Check
         ),
     };
     Ok(NumericResult {
-        output_rel_error: output.max,
-        state_rel_error: state.max,
-        output_rms_error: output.rms,
-        state_rms_error: state.rms,
+        output_rel_error: finite_or_infinite(output.max),
+        state_rel_error: finite_or_infinite(state.max),
+        output_rms_error: finite_or_infinite(output.rms),
+        state_rms_error: finite_or_infinite(state.rms),
         exact_rel_error: exact_output.max.max(exact_state.max),
         tokens: layer.tokens as u64,
         heads: layer.key_heads as u64,
@@ -170,6 +170,11 @@ pub fn check(workload: &Workload, extent: Extent) -> Result<NumericResult, Check
         overflow_exponent: exponent,
         overflow_limit: exponent.map(|_| EXPONENT_LIMIT),
     })
+}
+
+/// An error that overflowed or has no value is beyond every bound.
+fn finite_or_infinite(error: f64) -> f64 {
+    if error.is_finite() { error } else { f64::INFINITY }
 }
 
 pub(super) fn tensor<'a, R>(

@@ -7,6 +7,7 @@ use super::{Numeric, Published, PublishedRow, Workload};
 use crate::config::{ConfigError, Document, listed, suggestion};
 use crate::dtype::Dtype;
 use crate::graph::Precision;
+use crate::hardware;
 use crate::kernels::{Plan, Program};
 use crate::layer::{
     DecayGate, GramVariant, InitialState, InverseVariant, Layer, OutputGate, PivotRow, ReadConvention,
@@ -14,7 +15,7 @@ use crate::layer::{
 };
 use crate::mechanisms::{Granularity, Mechanism, fields, gram_variants};
 
-/// A positive whole number.
+/// A positive whole number up to [`LARGEST_EXTENT`].
 #[derive(Debug, Clone, Copy)]
 struct Size(usize);
 
@@ -24,11 +25,11 @@ impl<'de> Deserialize<'de> for Size {
         impl Visitor<'_> for Positive {
             type Value = Size;
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("a whole number of at least 1")
+                write!(f, "a whole number from 1 to {LARGEST_EXTENT}")
             }
             fn visit_u64<E: de::Error>(self, value: u64) -> Result<Size, E> {
                 match usize::try_from(value) {
-                    Ok(size) if size >= 1 => Ok(Size(size)),
+                    Ok(size) if (1..=LARGEST_EXTENT).contains(&size) => Ok(Size(size)),
                     _ => Err(E::invalid_value(de::Unexpected::Unsigned(value), &self)),
                 }
             }
@@ -135,8 +136,12 @@ struct PublishedFile {
 
 /// Largest extent of a dimension; products of extents stay within 64-bit counts below it.
 const LARGEST_EXTENT: usize = 1 << 28;
-/// Largest count of multiply-adds of a layer: far above any machine, far below overflow.
-const LARGEST_LAYER: u128 = 1 << 60;
+/// Largest chunk: some variants append operations for every block of 16 rows or pair of them.
+const LARGEST_CHUNK: usize = 4096;
+/// Most chunks of a program: its schedule holds the operations of each.
+const LARGEST_PROGRAM: usize = 256;
+/// Largest count of multiply-adds of a layer: far above any machine, and a sum of many such counts stays below 2^64.
+const LARGEST_LAYER: f64 = (1_u64 << 56) as f64;
 
 /// Reads and checks a workload.
 ///
@@ -177,6 +182,16 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
                 complain(
                     "program.heads",
                     format!("expected a divisor of the {all} key heads, found `{}`", heads.0),
+                );
+            }
+            if tokens.0 / chunk > LARGEST_PROGRAM {
+                let most = LARGEST_PROGRAM * chunk;
+                complain(
+                    "program.tokens",
+                    format!(
+                        "expected at most {most} tokens, {LARGEST_PROGRAM} chunks, found `{}`",
+                        tokens.0
+                    ),
                 );
             }
             Program {
@@ -229,7 +244,7 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
     let published = file
         .published
         .as_ref()
-        .map(|p| published(p, document, &mut errors));
+        .map(|p| published(p, &file.hardware, document, &mut errors));
     let Some(layer) = layer else {
         return Err(ConfigError::collect(errors)
             .err()
@@ -256,7 +271,19 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
 /// The program does not matter for the names of a plan's rows.
 const ONE: Program = Program { heads: 1, chunks: 1 };
 
-fn published(file: &PublishedFile, document: &Document, errors: &mut Vec<ConfigError>) -> Published {
+fn published(
+    file: &PublishedFile,
+    chips: &[String],
+    document: &Document,
+    errors: &mut Vec<ConfigError>,
+) -> Published {
+    let mut known: Vec<&str> = chips.iter().map(|chip| hardware::name_of(chip)).collect();
+    known.extend(hardware::shipped());
+    if !known.contains(&file.chip.as_str()) {
+        let tail = suggestion(&file.chip, &hardware::shipped(), "shipped");
+        let message = format!("unknown hardware `{}`; {tail}", file.chip);
+        errors.push(document.error_at("published.chip", message));
+    }
     let factor = match file.unit {
         TimeUnit::Microseconds => 1.0,
         TimeUnit::Milliseconds => 1e3,
@@ -300,21 +327,15 @@ fn layer(
         errors.push(document.error_at(&format!("layer.{field}"), message));
     };
     let sizes = [
-        ("batch", file.batch),
-        ("tokens", file.tokens),
-        ("model_width", file.model_width),
-        ("key_heads", file.key_heads),
-        ("value_heads", file.value_heads),
-        ("key_dim", file.key_dim),
-        ("value_dim", file.value_dim),
-        ("chunk", file.chunk),
+        file.batch,
+        file.tokens,
+        file.model_width,
+        file.key_heads,
+        file.value_heads,
+        file.key_dim,
+        file.value_dim,
+        file.chunk,
     ];
-    for (name, Size(size)) in sizes {
-        if size > LARGEST_EXTENT {
-            complain(name, format!("expected at most {LARGEST_EXTENT}, found `{size}`"));
-            return None;
-        }
-    }
     let [
         batch,
         tokens,
@@ -324,7 +345,14 @@ fn layer(
         key_dim,
         value_dim,
         chunk,
-    ] = sizes.map(|(_, s)| s.0);
+    ] = sizes.map(|Size(size)| size);
+    if chunk > LARGEST_CHUNK {
+        complain(
+            "chunk",
+            format!("expected at most {LARGEST_CHUNK} tokens, found `{chunk}`"),
+        );
+        return None;
+    }
     if value_heads % key_heads != 0 {
         complain(
             "value_heads",
@@ -372,18 +400,6 @@ fn layer(
         }
         (false, _) => 1,
     };
-    let work = tokens as u128
-        * batch as u128
-        * (value_heads as u128 * value_dim as u128 + 2 * key_heads as u128 * key_dim as u128)
-        * (model_width.max(chunk).max(key_dim) as u128);
-    if work > LARGEST_LAYER {
-        complain(
-            "tokens",
-            format!("the layer has {work} multiply-adds and more; expected at most {LARGEST_LAYER}"),
-        );
-        return None;
-    }
-
     // A default is a choice of ours, so it is listed in every output.
     let mut defaults = Defaults {
         mechanism,
@@ -426,7 +442,36 @@ fn layer(
     let output_gate = defaults.or(file.output_gate, "output_gate", usual.output_gate);
     let gate_rank = defaults.or(file.gate_rank.map(|s| s.0), "gate_rank", value_dim);
     let initial_state = defaults.or(file.initial_state, "initial_state", InitialState::Zero);
+    let sizes = Extents {
+        sequences: batch,
+        tokens: tokens.div_ceil(chunk) * chunk,
+        model_width,
+        key_heads,
+        value_heads,
+        key_dim,
+        value_dim,
+        chunk,
+        conv_width,
+        gate_rank,
+    };
+    let work = sizes.multiply_adds();
+    if work > LARGEST_LAYER {
+        errors.push(document.error_at(
+            "layer",
+            format!(
+                "about {work:.0e} multiply-adds, expected at most {LARGEST_LAYER:.0e}; use fewer tokens, heads or channels"
+            ),
+        ));
+        return None;
+    }
     let neumann_steps = match (inverse, file.neumann_steps) {
+        (InverseVariant::Neumann, Some(Size(steps))) if steps > chunk => {
+            complain(
+                "neumann_steps",
+                format!("the series ends after `chunk` terms; expected at most {chunk}, found `{steps}`"),
+            );
+            return None;
+        }
         (InverseVariant::Neumann, Some(Size(steps))) => steps,
         (InverseVariant::Neumann, None) => {
             errors.push(document.error_at(
@@ -533,6 +578,44 @@ fn layer(
         );
     }
     (errors.len() == before).then_some(layer)
+}
+
+/// Extents of a layer, for an estimate before anything is built. Tokens are padded to whole chunks.
+struct Extents {
+    sequences: usize,
+    tokens: usize,
+    model_width: usize,
+    key_heads: usize,
+    value_heads: usize,
+    key_dim: usize,
+    value_dim: usize,
+    chunk: usize,
+    conv_width: usize,
+    gate_rank: usize,
+}
+
+impl Extents {
+    /// Multiply-adds of the costliest variants, with the largest tensors among them. In floats, which do not overflow.
+    fn multiply_adds(&self) -> f64 {
+        let [tokens, d, dk, c, rank] = [
+            self.tokens,
+            self.model_width,
+            self.key_dim,
+            self.chunk,
+            self.gate_rank,
+        ]
+        .map(|n| n as f64);
+        let keys = self.key_heads as f64 * dk;
+        let values = self.value_heads as f64 * self.value_dim as f64;
+        let heads = self.value_heads as f64;
+        let per_token = (2.0 * keys + values) * (d.max(self.conv_width as f64) + c + dk)
+            + rank * (d + keys + values)
+            // Decay differences of every pair of rows and channel; products of `c x c`.
+            + heads * c * (dk + 2.0 * c * c.log2().max(1.0));
+        // Weights and states, should there be fewer tokens than channels.
+        let held = (d + rank) * (2.0 * keys + values + rank) + values * dk;
+        self.sequences as f64 * (tokens * per_token + held)
+    }
 }
 
 /// Every optional field of a layer that only some mechanisms read.

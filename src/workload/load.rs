@@ -95,6 +95,10 @@ pub fn load_baseline(name: &str, of: &str, document: &Document) -> Result<(Workl
             }
             stem.to_owned()
         }
+        _ if !is_path(name) && shipped_text(name).is_none() => {
+            let tail = suggestion(name, &shipped(), "shipped");
+            return Err(document.error_at("baseline", format!("unknown workload `{name}`; {tail}")));
+        }
         _ => name.to_owned(),
     };
     let document = read(&target)?;
