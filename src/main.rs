@@ -19,12 +19,7 @@ fn main() -> ExitCode {
         Ok(Outcome::CheckFailed) => ExitCode::from(CHECK_FAILED),
         Err(error) => {
             // A reader that has seen enough, such as `head`, is no failure.
-            let closed = error.chain().any(|cause| {
-                cause
-                    .downcast_ref::<io::Error>()
-                    .is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
-            });
-            if closed {
+            if error.chain().any(is_closed_pipe) {
                 return ExitCode::SUCCESS;
             }
             let mut stderr = io::stderr().lock();
@@ -39,6 +34,21 @@ fn main() -> ExitCode {
             }
         }
     }
+}
+
+/// Whether the reader of the output has gone. The formats wrap that each in its own way.
+fn is_closed_pipe(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let kind = if let Some(error) = cause.downcast_ref::<csv::Error>() {
+        match error.kind() {
+            csv::ErrorKind::Io(error) => Some(error.kind()),
+            _ => None,
+        }
+    } else if let Some(error) = cause.downcast_ref::<serde_json::Error>() {
+        error.io_error_kind()
+    } else {
+        cause.downcast_ref::<io::Error>().map(io::Error::kind)
+    };
+    kind == Some(io::ErrorKind::BrokenPipe)
 }
 
 fn config_error(error: &anyhow::Error) -> Option<&ConfigError> {

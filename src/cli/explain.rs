@@ -5,10 +5,11 @@ use std::io::Write;
 use anyhow::bail;
 use clap::Args;
 
-use super::Outcome;
+use super::{Outcome, split_overrides};
 use crate::config::suggestion;
 use crate::hardware;
 use crate::report::explain;
+use crate::study::run::check_formats;
 use crate::study::schedules::schedules;
 use crate::workload;
 
@@ -31,12 +32,10 @@ pub(super) struct ExplainArgs {
 }
 
 pub(super) fn execute(out: &mut impl Write, args: &ExplainArgs) -> anyhow::Result<Outcome> {
-    let (hardware_set, workload_set): (Vec<&String>, Vec<&String>) = args
-        .set
-        .iter()
-        .partition(|assignment| assignment.starts_with("hw."));
-    let (workload, _) = workload::load(&args.workload, &workload_set)?;
+    let (hardware_set, workload_set) = split_overrides(&args.set)?;
+    let (workload, document) = workload::load(&args.workload, &workload_set)?;
     let (chip, _) = hardware::load_with(&args.hw, &hardware_set)?;
+    check_formats(&workload.layer, &chip, &document)?;
     let plans = schedules(&workload, std::slice::from_ref(&chip))?;
     if let Some(wanted) = args
         .plan

@@ -14,6 +14,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use hw::Outcome;
 
+use crate::config::ConfigError;
 use crate::report::table::Format;
 
 /// When to colour the output.
@@ -60,6 +61,35 @@ impl Global {
             let _ = writeln!(std::io::stderr(), "{line}");
         }
     }
+}
+
+/// Blocks of a hardware file that no workload has: an override of them lacks its `hw.`.
+const HARDWARE_BLOCKS: [&str; 10] = [
+    "cores",
+    "clock",
+    "matrix_unit",
+    "vector_unit",
+    "latency",
+    "on_chip",
+    "cache",
+    "hbm",
+    "interconnect",
+    "launch",
+];
+
+/// Overrides of the chips, which start with `hw.`, and those of the workload.
+fn split_overrides(set: &[String]) -> Result<(Vec<&String>, Vec<&String>), ConfigError> {
+    let (hardware, workload): (Vec<&String>, Vec<&String>) =
+        set.iter().partition(|assignment| assignment.starts_with("hw."));
+    for assignment in &workload {
+        let block = assignment.split(['.', '=']).next().unwrap_or_default();
+        if HARDWARE_BLOCKS.contains(&block) {
+            return Err(ConfigError::argument(format!(
+                "--set {assignment}: `{block}` belongs to the hardware; write `--set hw.{assignment}`"
+            )));
+        }
+    }
+    Ok((hardware, workload))
 }
 
 /// Cycle-approximate simulator for linear-attention layers on TPUs and GPUs.

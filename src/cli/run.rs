@@ -1,12 +1,12 @@
 //! `tpusim run`.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 
-use super::{Global, Outcome};
+use super::{Global, Outcome, split_overrides};
 use crate::config::{ConfigError, Document};
 use crate::hardware::{self, Chip};
 use crate::report::folder::Extra;
@@ -56,7 +56,7 @@ pub(super) struct RunArgs {
 }
 
 pub(super) fn execute(out: &mut impl Write, args: &RunArgs, global: &Global) -> anyhow::Result<Outcome> {
-    let workload_set = sets(args).1;
+    let (_, workload_set) = split_overrides(&args.set)?;
     if let Some(stack) = workload::load_stack(&args.workload, &workload_set)? {
         return super::stack::execute(out, &stack, args, global);
     }
@@ -85,6 +85,19 @@ pub(super) fn execute(out: &mut impl Write, args: &RunArgs, global: &Global) -> 
         overrides: args.set.clone(),
         numeric,
     })?;
+    let trace = trace(args, &loaded.0, &chips)?;
+    if let Some(target) = &target {
+        let extras: Vec<Extra> = trace
+            .iter()
+            .map(|text| Extra {
+                name: "trace.json",
+                bytes: text.as_bytes(),
+            })
+            .collect();
+        // Before the table: a reader that closes its end early, such as `head`, still gets the report.
+        folder::write_report_with(target, &result, &extras)
+            .with_context(|| format!("cannot write the report `{}`", target.display()))?;
+    }
     match global.format {
         Format::Table => {
             let style = if global.colours() {
@@ -97,17 +110,7 @@ pub(super) fn execute(out: &mut impl Write, args: &RunArgs, global: &Global) -> 
         Format::Json => json::write(&mut *out, &result)?,
         Format::Csv => csv::write(&mut *out, &result)?,
     }
-    let trace = trace(args, &loaded.0, &chips)?;
     if let Some(target) = &target {
-        let extras: Vec<Extra> = trace
-            .iter()
-            .map(|text| Extra {
-                name: "trace.json",
-                bytes: text.as_bytes(),
-            })
-            .collect();
-        folder::write_report_with(target, &result, &extras)
-            .with_context(|| format!("cannot write the report `{}`", target.display()))?;
         global.say(&format!("report: {}", target.join("index.html").display()));
     }
     let failed = result.numeric.as_ref().is_some_and(|n| n.non_finite.is_some());
@@ -149,18 +152,13 @@ fn report_folder(args: &RunArgs, global: &Global, workload: &Workload) -> Option
     }
 }
 
-/// Overrides of the chips and of the workload.
-fn sets(args: &RunArgs) -> (Vec<&String>, Vec<&String>) {
-    args.set.iter().partition(|assignment| assignment.starts_with("hw."))
-}
-
 /// The chips of the command line, or those that `document` names as `hardware`.
 pub(super) fn load_chips(
     args: &RunArgs,
     hardware: &[String],
     document: &Document,
 ) -> Result<Chips, ConfigError> {
-    let set = sets(args).0;
+    let (set, _) = split_overrides(&args.set)?;
     if !args.hw.is_empty() {
         return args
             .hw
@@ -169,8 +167,22 @@ pub(super) fn load_chips(
             .collect();
     }
     let load = |(i, name): (usize, &String)| -> Result<(Chip, Document), ConfigError> {
-        let known = hardware::is_path(name) || hardware::shipped().contains(&name.as_str());
-        if !known {
+        if hardware::is_path(name) {
+            // A file of the user goes where the workload that names it goes.
+            let beside = Path::new(&args.workload).with_file_name(name);
+            let found = [beside.as_path(), Path::new(name)]
+                .into_iter()
+                .find(|path| path.exists());
+            let Some(path) = found else {
+                let message = format!(
+                    "cannot find `{name}`; expected a file beside this one or a shipped name, which \
+                     `tpusim hw list` shows"
+                );
+                return Err(document.error_at(&format!("hardware.{i}"), message));
+            };
+            return hardware::load_with(&path.to_string_lossy(), &set);
+        }
+        if !hardware::shipped().contains(&name.as_str()) {
             let tail = crate::config::suggestion(name, &hardware::shipped(), "shipped");
             return Err(document.error_at(
                 &format!("hardware.{i}"),

@@ -14,7 +14,7 @@ pub(super) fn apply(root: &mut Node, assignment: &str, label: &str) -> Result<()
     let fail = |message: String| ConfigError::new(location.clone(), message, None);
     let Some((path, text)) = assignment.split_once('=') else {
         return Err(fail(
-            "expected `key=value`, such as `hbm.bandwidth=1 TB/s`".to_owned(),
+            "expected `FIELD=VALUE`, such as `layer.chunk=128` or `hw.hbm.bandwidth=1 TB/s`".to_owned(),
         ));
     };
     let segments: Vec<&str> = path.split('.').map(str::trim).collect();

@@ -308,7 +308,8 @@ fn overrides_change_create_and_fail_aloud() -> Result<(), ConfigError> {
     );
     assert_eq!(
         complaint("memory.bandwidth"),
-        "--set memory.bandwidth: expected `key=value`, such as `hbm.bandwidth=1 TB/s`"
+        "--set memory.bandwidth: expected `FIELD=VALUE`, such as `layer.chunk=128` or `hw.hbm.bandwidth=1 \
+        TB/s`"
     );
     assert_eq!(
         complaint("memory..banks=1"),

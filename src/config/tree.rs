@@ -343,7 +343,14 @@ fn parser_message(error: &serde_yaml::Error) -> String {
                 .trim_start_matches("error: ");
             // The location stands in front of our message already.
             let message = line.split(" at line ").next().unwrap_or(line);
-            format!("not valid YAML: {message}")
+            let advice = if message.contains("illegal placement of ':'") {
+                "; a bracket, brace or quote above may be left open"
+            } else if message.contains("mapping values are not allowed") {
+                "; check the indentation, and put text that holds `: ` in quotes"
+            } else {
+                ""
+            };
+            format!("not valid YAML: {message}{advice}")
         }
     }
 }

@@ -41,6 +41,17 @@ pub fn is_path(argument: &str) -> bool {
     argument.contains(['/', '\\']) || matches!(extension, Some("yaml" | "yml"))
 }
 
+/// Name of the chip that a shipped name or a path leads to: the file without folder and extension.
+#[must_use]
+pub fn name_of(name_or_path: &str) -> &str {
+    // `tpu-v5e` has no extension, but a name such as `b200.5` would lose its end.
+    if !is_path(name_or_path) {
+        return name_or_path;
+    }
+    let stem = Path::new(name_or_path).file_stem();
+    stem.and_then(|stem| stem.to_str()).unwrap_or(name_or_path)
+}
+
 /// Parses a shipped file or a file by path, without checking its values.
 ///
 /// # Errors
@@ -80,12 +91,6 @@ pub fn load_with<S: AsRef<str>>(
         let assignment = text.strip_prefix("hw.").unwrap_or(text);
         document.set_as(assignment, &format!("--set {text}"))?;
     }
-    let name = Path::new(name_or_path)
-        .file_stem()
-        .and_then(|stem| stem.to_str())
-        .unwrap_or(name_or_path);
-    // `tpu-v5e` has no extension, but a name such as `b200.5` would lose its end.
-    let name = if is_path(name_or_path) { name } else { name_or_path };
-    let chip = resolve(name, &document)?;
+    let chip = resolve(name_of(name_or_path), &document)?;
     Ok((chip, document))
 }

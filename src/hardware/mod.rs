@@ -20,4 +20,4 @@ pub use chip::{
     Architecture, Chip, ClockState, Hbm, Interconnect, Kind, Latency, MatrixUnit, OnChipMemory, Provenance,
     PublishedFigure, VectorSlots, VectorUnit,
 };
-pub use load::{TEMPLATE, is_path, load, load_with, read, shipped};
+pub use load::{TEMPLATE, is_path, load, load_with, name_of, read, shipped};

@@ -111,6 +111,9 @@ pub(super) fn resolve(name: &str, document: &Document) -> Result<Chip, ConfigErr
     })
 }
 
+/// Largest count of matrix arrays in a core: a schedule has a lane for each.
+const LARGEST_ARRAY_COUNT: u32 = 64;
+
 /// Values that are read but mean nothing.
 fn complaints(file: &ChipFile, document: &Document) -> Vec<ConfigError> {
     let mut errors = Vec::new();
@@ -146,6 +149,13 @@ fn complaints(file: &ChipFile, document: &Document) -> Vec<ConfigError> {
     positive("latency.cross_lane_cycles", file.latency.cross_lane_cycles);
 
     let mut complain = |path: &str, message: String| errors.push(document.error_at(path, message));
+    if file.matrix_unit.count > LARGEST_ARRAY_COUNT {
+        let count = file.matrix_unit.count;
+        complain(
+            "matrix_unit.count",
+            format!("expected at most {LARGEST_ARRAY_COUNT} arrays in a core, found `{count}`"),
+        );
+    }
     if file.cores.per_device > file.cores.per_chip {
         let (device, chip) = (file.cores.per_device, file.cores.per_chip);
         complain(

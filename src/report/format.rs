@@ -85,6 +85,8 @@ pub(crate) fn signed(percent: f64) -> String {
 pub(crate) fn relative_error(error: f64) -> String {
     if error == 0.0 {
         "0".to_owned()
+    } else if !error.is_finite() {
+        "not finite".to_owned()
     } else {
         format!("{error:.1e}")
     }

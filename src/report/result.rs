@@ -185,14 +185,34 @@ pub struct ChipResult {
     pub coverage: String,
 }
 
+/// JSON has no word for infinity; an error of an overflown result is null there.
+mod finite_or_null {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[expect(
+        clippy::trivially_copy_pass_by_ref,
+        reason = "the signature that serde asks for"
+    )]
+    pub(super) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        value.is_finite().then_some(*value).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        Ok(Option::deserialize(deserializer)?.unwrap_or(f64::INFINITY))
+    }
+}
+
 /// The numeric check.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NumericResult {
-    /// Largest error of the core output over its largest value, against the token recurrence in f64.
+    /// Largest error of the core output over its largest value, against the token recurrence in f64. This and the
+    /// three after it are infinite, in JSON null, where a value met on the way is not finite.
+    #[serde(with = "finite_or_null")]
     pub output_rel_error: f64,
     /// The same for the final state, where the mechanism has one.
     pub state_rel_error: Option<f64>,
     /// RMS error of the core output over its RMS value.
+    #[serde(with = "finite_or_null")]
     pub output_rms_error: f64,
     /// RMS error of the final state over its RMS value, where the mechanism has one.
     pub state_rms_error: Option<f64>,

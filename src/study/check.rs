@@ -181,10 +181,10 @@ pub fn check(workload: &Workload, extent: Extent) -> Result<NumericResult, Check
         ),
     };
     Ok(NumericResult {
-        output_rel_error: output.max,
-        state_rel_error: state.map(|state| state.max),
-        output_rms_error: output.rms,
-        state_rms_error: state.map(|state| state.rms),
+        output_rel_error: finite_or_infinite(output.max),
+        state_rel_error: state.map(|state| finite_or_infinite(state.max)),
+        output_rms_error: finite_or_infinite(output.rms),
+        state_rms_error: state.map(|state| finite_or_infinite(state.rms)),
         exact_rel_error: exact_output.max.max(exact_state.map_or(0.0, |state| state.max)),
         tokens: tokens.map_or(layer.tokens, |tokens| tokens.shape()[1]) as u64,
         heads: layer.key_heads as u64,
@@ -211,6 +211,11 @@ fn state_error<R: Real>(
         what: "final state",
         problem: "differs from the reference".to_owned(),
     })
+}
+
+/// An error that overflowed or has no value is beyond every bound.
+fn finite_or_infinite(error: f64) -> f64 {
+    if error.is_finite() { error } else { f64::INFINITY }
 }
 
 pub(super) fn tensor<'a, R>(

@@ -67,6 +67,11 @@ pub enum RunError {
 pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
     let (workload, document) = request.workload;
     let mut warnings = Vec::new();
+    for (checked, document) in std::iter::once(request.workload).chain(request.baseline) {
+        for (chip, _) in request.chips {
+            check_formats(&checked.layer, chip, document)?;
+        }
+    }
     let lowered = lower_all(workload)?;
     let baseline = match request.baseline {
         Some((base, _)) => Some((base, lower_all(base)?)),
@@ -74,7 +79,6 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
     };
     let mut chips = Vec::new();
     for (chip, _) in request.chips {
-        check_formats(&workload.layer, chip, document)?;
         let mut plans = Vec::new();
         for (plan, kernels) in &lowered {
             let reference = baseline.as_ref().and_then(|(_, plans)| {
@@ -144,11 +148,23 @@ pub(super) fn lower_all(workload: &Workload) -> Result<Vec<(Plan, Vec<Kernel>)>,
         .collect())
 }
 
-/// f32 products are decomposed into bf16 passes; every other format needs a rate of its own.
-fn check_formats(layer: &Layer, chip: &Chip, document: &Document) -> Result<(), ConfigError> {
-    if layer.activations == Dtype::F32 || chip.rows_per_cycle(layer.activations).is_some() {
+/// Whether a chip multiplies in the formats of a layer: f32 products are decomposed into bf16 passes, every other format
+/// needs a rate of its own.
+///
+/// # Errors
+/// At the format of the activations, with the formats the chip has.
+pub fn check_formats(layer: &Layer, chip: &Chip, document: &Document) -> Result<(), ConfigError> {
+    let native = |dtype| chip.rows_per_cycle(dtype).is_some();
+    // State and inverse of every layer are products in f32.
+    let decomposes = native(Dtype::Bf16) || native(Dtype::F32);
+    if decomposes && (layer.activations == Dtype::F32 || native(layer.activations)) {
         return Ok(());
     }
+    let lacking = if decomposes {
+        layer.activations
+    } else {
+        Dtype::Bf16
+    };
     let has: Vec<String> = chip
         .matrix_unit
         .rows_per_cycle
@@ -158,9 +174,8 @@ fn check_formats(layer: &Layer, chip: &Chip, document: &Document) -> Result<(), 
     Err(document.error_at(
         "layer.activations",
         format!(
-            "`{}` has no matrix rate for `{}`; it has {}",
+            "`{}` has no matrix rate for `{lacking}`; it has {}",
             chip.name,
-            layer.activations,
             has.join(", ")
         ),
     ))

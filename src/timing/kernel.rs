@@ -246,14 +246,14 @@ fn value_parts(kernel: &Kernel, chip: &Chip, capacity: u64, remarks: &mut Vec<Re
         let registers = match chip.architecture {
             Architecture::Tpu => 0,
             Architecture::Gpu => {
-                4 * u64::from(chip.vector_unit.registers)
-                    * u64::from(chip.vector_unit.lanes)
-                    * u64::from(chip.vector_unit.sublanes)
+                let elements = chip.register_elements() * f64::from(chip.vector_unit.registers);
+                (4.0 * elements) as u64
             }
         };
         let streamed = 2 * kernel.hbm_bytes() / kernel.grid.steps().max(1);
         // Intermediates are produced and consumed tile by tile; the state has to stay.
-        streamed.min(capacity / 2) / parts + kernel.carried_bytes / parts <= capacity + registers
+        streamed.min(capacity / 2) / parts + kernel.carried_bytes / parts
+            <= capacity.saturating_add(registers)
     };
     if kernel.carried_bytes == 0 || fits(1) {
         return 1;
@@ -288,10 +288,10 @@ fn value_parts(kernel: &Kernel, chip: &Chip, capacity: u64, remarks: &mut Vec<Re
 fn units_per_program(kernel: &Kernel, parallel: u64, parts: u64, cores: u64, capacity: u64) -> u64 {
     let wanted = kernel.units_per_program.unwrap_or_else(|| {
         let per_unit = working_set(kernel, parts, 1).max(1);
-        // Never so many that cores run dry.
-        (capacity / per_unit)
-            .min(MOST_UNITS_PER_PROGRAM)
-            .min(parallel / cores.max(1))
+        let most = (capacity / per_unit).clamp(1, MOST_UNITS_PER_PROGRAM);
+        // Programs of equal size: 11 units on two cores are 6 and 5, not three programs of 5.
+        let of_a_core = parallel.div_ceil(cores.max(1));
+        of_a_core.div_ceil(of_a_core.div_ceil(most).max(1))
     });
     wanted.clamp(1, parallel.max(1))
 }

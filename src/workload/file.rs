@@ -7,6 +7,7 @@ use super::{Numeric, Published, PublishedRow, Workload};
 use crate::config::{ConfigError, Document, listed, suggestion};
 use crate::dtype::Dtype;
 use crate::graph::Precision;
+use crate::hardware;
 use crate::kernels::{Plan, Program};
 use crate::layer::{
     Attention, DecayGate, FeatureMap, Forgetting, GramVariant, InitialState, InverseVariant, Layer, OutputGate, Pass,
@@ -14,7 +15,7 @@ use crate::layer::{
 };
 use crate::mechanisms::{Granularity, Mechanism, fields, gram_variants};
 
-/// A positive whole number.
+/// A positive whole number up to [`LARGEST_EXTENT`].
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size(pub(super) usize);
 
@@ -24,11 +25,11 @@ impl<'de> Deserialize<'de> for Size {
         impl Visitor<'_> for Positive {
             type Value = Size;
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("a whole number of at least 1")
+                write!(f, "a whole number from 1 to {LARGEST_EXTENT}")
             }
             fn visit_u64<E: de::Error>(self, value: u64) -> Result<Size, E> {
                 match usize::try_from(value) {
-                    Ok(size) if size >= 1 => Ok(Size(size)),
+                    Ok(size) if (1..=LARGEST_EXTENT).contains(&size) => Ok(Size(size)),
                     _ => Err(E::invalid_value(de::Unexpected::Unsigned(value), &self)),
                 }
             }
@@ -155,8 +156,12 @@ struct PublishedFile {
 const LARGEST_EXTENT: usize = 1 << 28;
 /// Most writes per token: beyond any published model, and small enough that the chunk stays a chunk.
 const MOST_HOUSEHOLDER_STEPS: usize = 64;
-/// Largest count of multiply-adds of a layer: far above any machine, far below overflow.
-const LARGEST_LAYER: u128 = 1 << 60;
+/// Largest chunk: some variants append operations for every block of 16 rows or pair of them.
+const LARGEST_CHUNK: usize = 4096;
+/// Most chunks of a program: its schedule holds the operations of each.
+const LARGEST_PROGRAM: usize = 256;
+/// Largest count of multiply-adds of a layer: far above any machine, and a sum of many such counts stays below 2^64.
+const LARGEST_LAYER: f64 = (1_u64 << 56) as f64;
 
 /// Reads and checks a workload.
 ///
@@ -197,6 +202,16 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
                 complain(
                     "program.heads",
                     format!("expected a divisor of the {all} key heads, found `{}`", heads.0),
+                );
+            }
+            if tokens.0 / chunk > LARGEST_PROGRAM {
+                let most = LARGEST_PROGRAM * chunk;
+                complain(
+                    "program.tokens",
+                    format!(
+                        "expected at most {most} tokens, {LARGEST_PROGRAM} chunks, found `{}`",
+                        tokens.0
+                    ),
                 );
             }
             Program {
@@ -258,7 +273,7 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
     let published = file
         .published
         .as_ref()
-        .map(|p| published(p, file.pass, document, &mut errors));
+        .map(|p| published(p, (file.pass, &file.hardware), document, &mut errors));
     let Some(layer) = layer else {
         return Err(ConfigError::collect(errors)
             .err()
@@ -295,10 +310,17 @@ fn plan_named(pass: Pass, name: &str, program: Program) -> Option<Plan> {
 
 fn published(
     file: &PublishedFile,
-    pass: Pass,
+    (pass, chips): (Pass, &[String]),
     document: &Document,
     errors: &mut Vec<ConfigError>,
 ) -> Published {
+    let mut known: Vec<&str> = chips.iter().map(|chip| hardware::name_of(chip)).collect();
+    known.extend(hardware::shipped());
+    if !known.contains(&file.chip.as_str()) {
+        let tail = suggestion(&file.chip, &hardware::shipped(), "shipped");
+        let message = format!("unknown hardware `{}`; {tail}", file.chip);
+        errors.push(document.error_at("published.chip", message));
+    }
     let factor = match file.unit {
         TimeUnit::Microseconds => 1.0,
         TimeUnit::Milliseconds => 1e3,
@@ -484,12 +506,6 @@ fn layer(
         ("value_dim", file.value_dim),
         (step_field, Size(chunk)),
     ];
-    for (name, Size(size)) in sizes {
-        if size > LARGEST_EXTENT {
-            complain(name, format!("expected at most {LARGEST_EXTENT}, found `{size}`"));
-            return None;
-        }
-    }
     let [
         batch,
         _,
@@ -500,6 +516,13 @@ fn layer(
         value_dim,
         _,
     ] = sizes.map(|(_, s)| s.0);
+    if chunk > LARGEST_CHUNK && mechanism.uses("chunk") {
+        complain(
+            "chunk",
+            format!("expected at most {LARGEST_CHUNK} tokens, found `{chunk}`"),
+        );
+        return None;
+    }
     if value_heads % key_heads != 0 {
         complain(
             heads_field.0,
@@ -564,18 +587,6 @@ fn layer(
         }
         (false, _) => 1,
     };
-    let work = tokens as u128
-        * batch as u128
-        * (value_heads as u128 * value_dim as u128 + 2 * key_heads as u128 * key_dim as u128)
-        * (model_width.max(if mechanism.uses("chunk") { chunk } else { tokens }).max(key_dim) as u128);
-    if work > LARGEST_LAYER {
-        complain(
-            "tokens",
-            format!("the layer has {work} multiply-adds and more; expected at most {LARGEST_LAYER}"),
-        );
-        return None;
-    }
-
     // A default is a choice of ours, so it is listed in every output.
     let mut defaults = Defaults {
         mechanism,
@@ -665,7 +676,42 @@ fn layer(
     let whitening = defaults.or(file.whitening, "whitening", WhiteningSolver::Polar2Plus);
     let whitening_refresh = defaults.or(file.whitening_refresh.map(|s| s.0), "whitening_refresh", 1);
     let whitening_precision = defaults.or(file.whitening_precision, "whitening_precision", Precision::High);
+    let sizes = Sizes {
+        sequences: batch,
+        tokens: tokens.div_ceil(chunk) * chunk,
+        model_width,
+        key_heads,
+        value_heads,
+        key_dim,
+        value_dim: value_dim * householder_steps,
+        chunk,
+        conv_width,
+        gate_rank,
+    };
+    // Attention meets every key, chunk forms the keys of a chunk.
+    let scores = if mechanism.uses("chunk") {
+        0.0
+    } else {
+        (batch * value_heads) as f64 * (tokens as f64).powi(2) * (key_dim + value_dim) as f64
+    };
+    let work = sizes.multiply_adds() + scores;
+    if work > LARGEST_LAYER {
+        errors.push(document.error_at(
+            "layer",
+            format!(
+                "about {work:.0e} multiply-adds, expected at most {LARGEST_LAYER:.0e}; use fewer tokens, heads or channels"
+            ),
+        ));
+        return None;
+    }
     let neumann_steps = match (inverse, file.neumann_steps) {
+        (InverseVariant::Neumann, Some(Size(steps))) if steps > chunk => {
+            complain(
+                "neumann_steps",
+                format!("the series ends after `chunk` terms; expected at most {chunk}, found `{steps}`"),
+            );
+            return None;
+        }
         (InverseVariant::Neumann, Some(Size(steps))) => steps,
         (InverseVariant::Neumann, None) => {
             errors.push(document.error_at(
@@ -889,6 +935,44 @@ fn attention(
         errors.push(document.error_at("layer.rotary", message));
     }
     (errors.len() == before).then_some(attention)
+}
+
+/// Extents of a layer, for an estimate before anything is built. Tokens are padded to whole chunks.
+struct Sizes {
+    sequences: usize,
+    tokens: usize,
+    model_width: usize,
+    key_heads: usize,
+    value_heads: usize,
+    key_dim: usize,
+    value_dim: usize,
+    chunk: usize,
+    conv_width: usize,
+    gate_rank: usize,
+}
+
+impl Sizes {
+    /// Multiply-adds of the costliest variants, with the largest tensors among them. In floats, which do not overflow.
+    fn multiply_adds(&self) -> f64 {
+        let [tokens, d, dk, c, rank] = [
+            self.tokens,
+            self.model_width,
+            self.key_dim,
+            self.chunk,
+            self.gate_rank,
+        ]
+        .map(|n| n as f64);
+        let keys = self.key_heads as f64 * dk;
+        let values = self.value_heads as f64 * self.value_dim as f64;
+        let heads = self.value_heads as f64;
+        let per_token = (2.0 * keys + values) * (d.max(self.conv_width as f64) + c + dk)
+            + rank * (d + keys + values)
+            // Decay differences of every pair of rows and channel; products of `c x c`.
+            + heads * c * (dk + 2.0 * c * c.log2().max(1.0));
+        // Weights and states, should there be fewer tokens than channels.
+        let held = (d + rank) * (2.0 * keys + values + rank) + values * dk;
+        self.sequences as f64 * (tokens * per_token + held)
+    }
 }
 
 /// Every optional field of a layer that only some mechanisms read.

@@ -126,8 +126,11 @@ pub fn load<S: AsRef<str>>(name_or_path: &str, overrides: &[S]) -> Result<(Workl
 /// As [`load`]; a baseline that cannot be found points at the key that names it.
 pub fn load_baseline(name: &str, of: &str, document: &Document) -> Result<(Workload, Document), ConfigError> {
     let Some(target) = beside(name, of) else {
-        let message =
-            format!("cannot find the baseline `{name}`; expected a file beside this one or a shipped name");
+        let message = if is_path(name) {
+            format!("cannot find the baseline `{name}`; expected a file beside this one or a shipped name")
+        } else {
+            format!("unknown workload `{name}`; {}", suggestion(name, &shipped(), "shipped"))
+        };
         return Err(document.error_at("baseline", message));
     };
     let document = read(&target)?;
@@ -150,6 +153,7 @@ pub(super) fn beside(name: &str, of: &str) -> Option<String> {
                 .unwrap_or(name);
             shipped_text(stem).is_some().then(|| stem.to_owned())
         }
+        _ if !is_path(name) && shipped_text(name).is_none() => None,
         _ => Some(name.to_owned()),
     }
 }
