@@ -63,9 +63,7 @@ impl Table {
                 let end = tokens.min((at(3) + 1) * chunk);
                 power(end.saturating_sub(at(3) * chunk + at(4) + 1))
             }
-            Table::RetentionChunk { tokens, chunk } => {
-                power(tokens.saturating_sub(at(3) * chunk).min(chunk))
-            }
+            Table::RetentionChunk { tokens, chunk } => power(tokens.saturating_sub(at(3) * chunk).min(chunk)),
         }
     }
 }
@@ -106,7 +104,10 @@ mod tests {
         close(tail(1, 5), 1.0);
         close(tail(1, 40), 1.0);
         let whole = |n| {
-            let table = Table::RetentionChunk { tokens: 70, chunk: 64 };
+            let table = Table::RetentionChunk {
+                tokens: 70,
+                chunk: 64,
+            };
             table.value(&[0, 0, 0, n, 0, 0], &[1, 8, 1, 2, 1, 1])
         };
         close(whole(0), 0.968_75_f64.powi(64));

@@ -59,7 +59,13 @@ pub(super) fn append(
     let minus = b.scale("-Aab", a_ab, -1.0);
 
     b.stage(Stage::Inverse);
-    let t = append_inverse(b, layer.inverse, layer.inverse_precision, layer.neumann_steps, minus);
+    let t = append_inverse(
+        b,
+        layer.inverse,
+        layer.inverse_precision,
+        layer.neumann_steps,
+        minus,
+    );
 
     b.stage(Stage::WyFactors);
     let t = b.cast("T_operand", t, act);
@@ -84,8 +90,7 @@ pub(super) fn append(
     let (initial, initial_state) = initial_carry(b, layer, state);
     let scanned = [t, rhs, read, a, chunk_decay, updates];
     let (carries, stacks) = b.scan("S", 3, &initial, &scanned, &[], |body, carry, slice, _| {
-        let [t, rhs, read, a, decay, update] =
-            [slice[0], slice[1], slice[2], slice[3], slice[4], slice[5]];
+        let [t, rhs, read, a, decay, update] = [slice[0], slice[1], slice[2], slice[3], slice[4], slice[5]];
         let s = decode_state(body, layer.state, carry);
         let operand = state_operand(body, layer, s, carry);
         let bs = body.matmul("B S", read, operand, layer.state_precision);

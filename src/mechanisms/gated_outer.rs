@@ -146,7 +146,13 @@ fn retention(b: &mut Builder, layer: &Layer) -> Decays {
         cumulative: None,
         mask: table("gamma^(i-j)", 1, c, c, Table::RetentionMask),
         head: table("gamma^i", 1, c, 1, Table::RetentionHead),
-        tail: table("gamma^(C-j)", alike, c, 1, Table::RetentionTail { tokens: length }),
+        tail: table(
+            "gamma^(C-j)",
+            alike,
+            c,
+            1,
+            Table::RetentionTail { tokens: length },
+        ),
         chunk: table("gamma^C", n, 1, 1, Table::RetentionChunk { tokens, chunk: c }),
     }
 }

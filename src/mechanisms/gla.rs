@@ -18,7 +18,12 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     source: "arXiv 2312.06635",
     packed: false,
     granularity: |_| Granularity::Channel,
-    fields: &[fields::STATE, fields::OUTPUT_GATE, fields::GRAM, fields::DECAY_RANK],
+    fields: &[
+        fields::STATE,
+        fields::OUTPUT_GATE,
+        fields::GRAM,
+        fields::DECAY_RANK,
+    ],
     defaults: Defaults {
         inverse: InverseVariant::Blocked16,
         decay_gate: DecayGate::Softplus,
@@ -32,7 +37,14 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
 fn append(b: &mut Builder, layer: &Layer) -> Core {
     let projected = projections(b, layer);
     let (heads, dk) = (layer.key_heads, layer.key_dim);
-    let decay_raw = low_rank(b, layer, projected.x, "decay", (layer.decay_rank, None), heads * dk);
+    let decay_raw = low_rank(
+        b,
+        layer,
+        projected.x,
+        "decay",
+        (layer.decay_rank, None),
+        heads * dk,
+    );
 
     b.stage(Stage::Convolution);
     let [query, key, value] = split(b, layer, projected.qkv);

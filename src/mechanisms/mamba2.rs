@@ -47,7 +47,14 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
     let heads = |b: &mut Builder, name: &str, init: Init| {
         b.input(name, [layer.value_heads], Dtype::F32, Role::Weight, init)
     };
-    let bias = heads(b, "dt_bias", Init::TimeStepBias { low: 1e-3, high: 1e-1 });
+    let bias = heads(
+        b,
+        "dt_bias",
+        Init::TimeStepBias {
+            low: 1e-3,
+            high: 1e-1,
+        },
+    );
     let dt = b.add("dt_shifted", dt_raw, bias);
     let dt = b.map("dt_softplus", Function::Softplus, dt);
     let a_log = heads(b, "A_log", Init::LogUniform { low: 1.0, high: 16.0 });
@@ -60,7 +67,13 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
     let stepped = b.multiply("dt x", x, dt);
     let stepped = b.cast("dt x_rounded", stepped, layer.activations);
 
-    let skip = b.input("D", [1, groups, sharing, 1, 1, 1], Dtype::F32, Role::Weight, Init::Ones);
+    let skip = b.input(
+        "D",
+        [1, groups, sharing, 1, 1, 1],
+        Dtype::F32,
+        Role::Weight,
+        Init::Ones,
+    );
     let inputs = GatedOuterInputs {
         query: cbx.query,
         key: cbx.key,

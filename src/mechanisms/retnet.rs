@@ -68,7 +68,11 @@ fn rotate(b: &mut Builder, layer: &Layer, name: &str, x: Value, [cos, sin]: [Val
     let (heads, dk) = (layer.key_heads, layer.key_dim);
     let half = dk / 2;
     let x = b.cast(&format!("{name}_f32"), x, Dtype::F32);
-    let x = b.reshape(&format!("{name}_heads"), x, [layer.batch, layer.tokens, heads, dk]);
+    let x = b.reshape(
+        &format!("{name}_heads"),
+        x,
+        [layer.batch, layer.tokens, heads, dk],
+    );
     if half == 0 {
         return x;
     }

@@ -49,7 +49,13 @@ impl Shifted {
 /// The learned part of a mix, `mu [d]`.
 pub(super) fn mix_weight(b: &mut Builder, layer: &Layer, name: &str) -> Value {
     let init = Init::Uniform { low: 0.0, high: 1.0 };
-    b.input(&format!("mu_{name}"), [layer.model_width], Dtype::F32, Role::Weight, init)
+    b.input(
+        &format!("mu_{name}"),
+        [layer.model_width],
+        Dtype::F32,
+        Role::Weight,
+        init,
+    )
 }
 
 /// Learned values of every channel of every key head, `[Hk, dk]`.
@@ -93,11 +99,7 @@ fn group_norm(b: &mut Builder, layer: &Layer, o: Value) -> Value {
         Function::AddConstant(GROUP_NORM_EPSILON),
         variance,
     );
-    let inverse = b.map(
-        "o_inverse_deviation",
-        Function::ReciprocalSqrt,
-        variance,
-    );
+    let inverse = b.map("o_inverse_deviation", Function::ReciprocalSqrt, variance);
     let normalised = b.multiply("o_normalised", centred, inverse);
     let parameters = [layer.value_heads, layer.value_dim];
     let weight = b.input("norm_weight", parameters, Dtype::F32, Role::Weight, Init::Ones);

@@ -47,7 +47,14 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
     let query = rounded(r, "r", heads * dk);
     let key = rounded(k, "k", heads * dk);
     let value = rounded(v, "v", layer.value_heads * layer.value_dim);
-    let decay = low_rank(b, layer, w, "w", (layer.decay_rank, Some(Function::Tanh)), heads * dk);
+    let decay = low_rank(
+        b,
+        layer,
+        w,
+        "w",
+        (layer.decay_rank, Some(Function::Tanh)),
+        heads * dk,
+    );
     let gate = output_gate(b, layer, g);
 
     b.stage(Stage::Convolution);
@@ -56,7 +63,15 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
     let dims = [layer.batch, layer.tokens, heads, dk];
     let decay = b.reshape("w_heads", decay, dims);
     // The published code spreads the biases over [-6, -1], from slow to fast channels.
-    let bias = channel_weight(b, layer, "w_0", Init::Uniform { low: -6.0, high: -1.0 });
+    let bias = channel_weight(
+        b,
+        layer,
+        "w_0",
+        Init::Uniform {
+            low: -6.0,
+            high: -1.0,
+        },
+    );
     let decay = b.add("w", decay, bias);
     let decay = b.exp("e^w", decay);
     let log_decay = b.scale("l", decay, -1.0);

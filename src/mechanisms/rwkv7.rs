@@ -54,10 +54,17 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
     let value = rounded(v, "v", values);
     let decay = low_rank(b, layer, w, "w", (layer.decay_rank, Some(Function::Tanh)), keys);
     let eta = low_rank(b, layer, a, "eta", (layer.decay_rank, None), keys);
-    let gate = low_rank(b, layer, g, "gate", (layer.gate_rank, Some(Function::Sigmoid)), values);
+    let gate = low_rank(
+        b,
+        layer,
+        g,
+        "gate",
+        (layer.gate_rank, Some(Function::Sigmoid)),
+        values,
+    );
     let gate = b.cast("gate_rounded", gate, layer.activations);
 
-    b.stage(Stage::Gates);
+    b.stage(Stage::Convolution);
     let per_head = [layer.batch, layer.tokens, heads, dk];
     let biased = |b: &mut Builder, name: &str, raw: Value, init: Init| {
         let raw = b.reshape(&format!("{name}_heads"), raw, per_head);
@@ -65,10 +72,6 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
         let shifted = b.add(&format!("{name}_biased"), raw, bias);
         b.map(&format!("{name}_sigmoid"), Function::Sigmoid, shifted)
     };
-    let decay = biased(b, "w", decay, Init::Uniform { low: -6.0, high: -1.0 });
-    let log_decay = b.scale("l", decay, -LARGEST_DECAY);
-
-    b.stage(Stage::Convolution);
     let eta = biased(b, "eta", eta, Init::Zeros);
     let key = b.cast("k_f32", key, Dtype::F32);
     let key = b.reshape("k_heads", key, per_head);
@@ -84,11 +87,23 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
     let key = b.multiply("k_replaced", key, factor);
     let key = b.cast("k_replaced_rounded", key, layer.activations);
     let qkv = chunked(b, layer, [query, key, value], false);
-    let mut core = |name: &str, value: Value| {
+    let core = |b: &mut Builder, name: &str, value: Value| {
         let rounded = b.cast(&format!("{name}_rounded"), value, layer.activations);
         core_layout(b, layer, name, rounded, heads, 1, dk)
     };
-    let (write, read) = (core("A", write), core("B", kappa));
+    let (write, read) = (core(b, "A", write), core(b, "B", kappa));
+
+    b.stage(Stage::Gates);
+    let decay = biased(
+        b,
+        "w",
+        decay,
+        Init::Uniform {
+            low: -6.0,
+            high: -1.0,
+        },
+    );
+    let log_decay = b.scale("l", decay, -LARGEST_DECAY);
     let log_decay = core_layout(b, layer, "l_core", log_decay, heads, 1, dk);
 
     let inputs = DiagonalLowRankInputs {

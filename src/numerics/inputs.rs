@@ -15,7 +15,7 @@ use crate::graph::{Graph, Init, NodeId, Op, Table, TensorType};
 const BLOCK: usize = 1 << 14;
 
 /// Values for every input of `graph`, drawn as the input's [`Init`] says and rounded to its format, so that an exact and a declared
-/// execution see the same.
+/// execution see the same; tables, which are no draw, are given in full.
 ///
 /// Every input draws from a `ChaCha8` stream of its own (the stream number is its position among the inputs): values change
 /// neither with the number of threads nor when an input is added behind it.
@@ -52,7 +52,7 @@ fn narrow(tensor: &Tensor<f64>) -> Tensor<f32> {
     out.into_shared()
 }
 
-/// The values of a table, rounded to the format of the input.
+/// The values of a table in full: the rounding to its format is an error of the declared execution, not of the inputs.
 fn tabulate(ty: &TensorType, table: Table) -> Tensor<f64> {
     let dims = ty.shape.dims();
     let mut out = zeros::<f64>(dims);
@@ -67,7 +67,7 @@ fn tabulate(ty: &TensorType, table: Table) -> Tensor<f64> {
                     *slot = rest % extent;
                     rest /= extent;
                 }
-                *x = round_to(ty.dtype, table.value(&index, dims));
+                *x = table.value(&index, dims);
             }
         });
     out.into_shared()
