@@ -32,18 +32,48 @@ pub(super) struct TokenInputs {
     pub(super) value: Value,
     /// Step sizes `[B, Hk, R, 1, 1, 1]`, f32; 1 where absent.
     pub(super) step: Option<Value>,
-    /// Log decays `[B, Hk, R, 1, 1, g]`, f32; no decay where absent.
-    pub(super) log_decay: Option<Value>,
+    /// Decay of the state.
+    pub(super) decay: TokenDecay,
+    /// The state a prediction is read from.
+    pub(super) read: ReadConvention,
+    /// What the output holds beside `q S'`.
+    pub(super) beside: Beside,
+}
+
+/// Decay of the state in a decode step.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum TokenDecay {
+    /// None.
+    None,
+    /// Log decays `[B, Hk, R, 1, 1, g]`, f32.
+    Log(Value),
+    /// Constant decays `[1, Hk, R, 1, 1, 1]`, f32, as factors of the state.
+    Factor(Value),
+}
+
+/// What the output of a decode step holds beside the state readout.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Beside {
+    /// Nothing: `o = q S'`.
+    Nothing,
+    /// `o = q S' + weight . input`; weight `[1, Hk, R, 1, 1, 1]`, input as the values.
+    Skip(Value, Value),
+    /// RWKV6: `o = q S + (q . u . x) v`, read before decay and update; `u [1, Hk, 1, 1, 1, dk]`.
+    Bonus(Value),
 }
 
 /// Appends stages op3 (decay) to op7a of a decode step and declares the outputs `o`, `state` and `state_scale`.
 pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: TokenInputs, recurrence: Recurrence) -> Core {
     b.stage(Stage::Gates);
-    let decay = inputs.log_decay.map(|l| {
-        let decay = b.exp("e^l", l);
-        let decay = expand(b, "e^l", decay, layer.key_dim);
-        column(b, "e^l_rows", decay)
-    });
+    let decay = match inputs.decay {
+        TokenDecay::None => None,
+        TokenDecay::Log(l) => {
+            let decay = b.exp("e^l", l);
+            let decay = expand(b, "e^l", decay, layer.key_dim);
+            Some(column(b, "e^l_rows", decay))
+        }
+        TokenDecay::Factor(factor) => Some(column(b, "e^l_rows", factor)),
+    };
 
     b.stage(Stage::StateScan);
     let dims = state_dims(b, layer, &inputs);
@@ -64,21 +94,27 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: TokenInputs, recurr
             Key::new(b, "r", key, vectors)
         }
     });
-    let early = layer.readout == Readout::BeforeUpdate;
-    let predicted = match layer.read {
+    let bonus = match inputs.beside {
+        Beside::Bonus(bonus) => Some(bonus),
+        Beside::Nothing | Beside::Skip(..) => None,
+    };
+    let early = layer.readout == Readout::BeforeUpdate || bonus.is_some();
+    // With a bonus the output is read before the decay too.
+    let early_state = if bonus.is_some() { state } else { decayed };
+    let predicted = match inputs.read {
         ReadConvention::Decayed => decayed,
         ReadConvention::Undecayed => state,
     };
 
     // Everything that reads the state of before the update, in one pass where both read the same one.
     let (prediction, early_read) = match (read, early) {
-        (Some(read), true) if predicted == decayed => {
-            let both = products(b, layer, "r S, q S", &[read, query], decayed);
+        (Some(read), true) if predicted == early_state => {
+            let both = products(b, layer, "r S, q S", &[read, query], early_state);
             (Some(both[0]), Some(both[1]))
         }
         (read, early) => (
             read.map(|read| products(b, layer, "r S", &[read], predicted)[0]),
-            early.then(|| products(b, layer, "q S", &[query], decayed)[0]),
+            early.then(|| products(b, layer, "q S", &[query], early_state)[0]),
         ),
     };
     let value = row(b, "v", inputs.value);
@@ -103,12 +139,27 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: TokenInputs, recurr
     b.stage(Stage::Output);
     let o = match early_read {
         Some(early) => {
-            let product = b.multiply("q . x terms", query.row, write.row);
+            let weighed = match bonus {
+                Some(bonus) => {
+                    let bonus = row(b, "bonus", bonus);
+                    b.multiply("q . u", query.row, bonus)
+                }
+                None => query.row,
+            };
+            let product = b.multiply("q . x terms", weighed, write.row);
             let weight = b.sum_minor("q . x", product);
             let own = b.multiply("(q . x) u", u, weight);
             b.add("O", early, own)
         }
         None => products(b, layer, "q S'", &[query], next)[0],
+    };
+    let o = match inputs.beside {
+        Beside::Skip(weight, input) => {
+            let (weight, input) = (row(b, "skip_weight", weight), row(b, "skip_input", input));
+            let skipped = b.multiply("D x", input, weight);
+            b.add("O + D x", o, skipped)
+        }
+        Beside::Nothing | Beside::Bonus(_) => o,
     };
     let o = b.cast("O_rounded", o, layer.activations);
     let mut core_layout = b.dims(o);
@@ -119,7 +170,10 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: TokenInputs, recurr
     Core {
         recurrence,
         value: inputs.value,
-        log_decay: inputs.log_decay,
+        log_decay: match inputs.decay {
+            TokenDecay::Log(l) => Some(l),
+            TokenDecay::None | TokenDecay::Factor(_) => None,
+        },
         initial_state: Some(given),
         output: o,
         final_state: Some(encoded[0]),
@@ -130,7 +184,11 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: TokenInputs, recurr
 /// `[B, Hk, R, dk, width]`.
 fn state_dims(b: &Builder, layer: &Layer, inputs: &TokenInputs) -> Vec<usize> {
     let value = b.dims(inputs.value);
-    let shared = [inputs.log_decay, inputs.step]
+    let decay = match inputs.decay {
+        TokenDecay::None => None,
+        TokenDecay::Log(value) | TokenDecay::Factor(value) => Some(value),
+    };
+    let shared = [decay, inputs.step]
         .into_iter()
         .flatten()
         .map(|gate| b.dims(gate)[2]);

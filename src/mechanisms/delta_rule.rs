@@ -13,7 +13,7 @@
 //! S' = diag(e^G_C) S0 + (X . e^(G_C - G))^T U         O = (Q . e^G) S0 + P U
 //! ```
 
-use super::decode::{self, TokenInputs};
+use super::decode::{self, Beside, TokenDecay, TokenInputs};
 use super::gram::{self, Decays, GramOperands, expand};
 use super::layer::Qkv;
 use super::state::{decode_state, encode_state, initial_carry, state_operand};
@@ -50,7 +50,9 @@ pub fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
             read_key: Some(inputs.read_key),
             value: inputs.value,
             step: inputs.step,
-            log_decay: inputs.log_decay,
+            decay: inputs.log_decay.map_or(TokenDecay::None, TokenDecay::Log),
+            read: inputs.read,
+            beside: Beside::Nothing,
         };
         return decode::append(b, layer, token, Recurrence::DeltaRule(inputs));
     }

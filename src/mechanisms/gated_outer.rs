@@ -12,12 +12,13 @@
 //! sharing a Gram where the decay is one number per token; `2C (dk + dv) + 4 dk dv` where each key head has one value head.
 //! What a chunk adds to the state does not depend on the state, so the scan only decays and adds.
 
+use super::decode::{self, Beside, TokenDecay, TokenInputs};
 use super::gram::{self, Columns, Operands, Rows};
 use super::state::{decode_state, encode_state, initial_carry, state_operand};
 use super::{Core, GatedOuterInputs, OuterDecay, Readout, Recurrence};
 use crate::dtype::Dtype;
 use crate::graph::{Builder, Function, Init, Mask, Precision, ReduceFunction, Role, Stage, Table, Value};
-use crate::layer::Layer;
+use crate::layer::{Layer, Pass, ReadConvention};
 
 /// What is added to `q . z` before the division (flash-linear-attention).
 pub const NORMALISER_EPSILON: f64 = 1e-10;
@@ -32,6 +33,9 @@ pub(super) fn append(
     channels: Value,
     largest_decay: f64,
 ) -> Core {
+    if layer.pass == Pass::Decode {
+        return decode_token(b, layer, inputs);
+    }
     let act = layer.activations;
     let decays = decays(b, layer, inputs);
 
@@ -43,11 +47,12 @@ pub(super) fn append(
     let x = weighted(b, layer, "K . e^(G_C - G)", inputs.key, decays.tail);
     let updates = b.matmul_at("K^T V", x, inputs.value, Precision::Default);
     let added = b.dims(updates);
-    let state = [added[0], added[1], added[2], added[4], added[5]];
+    let sequences = added[0] * layer.sequences.len().max(1);
+    let state = [sequences, added[1], added[2], added[4], added[5]];
     let (initial, initial_state) = initial_carry(b, layer, state);
     let mut scanned = vec![updates];
     scanned.extend(decays.chunk);
-    let (carries, entries) = b.scan("S", 3, &initial, &scanned, &[], |body, carry, slice, _| {
+    let (carries, entries) = b.segmented_scan("S", 3, &layer.first_chunks(), &initial, &scanned, &[], |body, carry, slice, _| {
         let s = decode_state(body, layer.state, carry);
         let s = body.cast("S_f32", s, Dtype::F32);
         let decayed = match slice.get(1) {
@@ -85,6 +90,36 @@ pub(super) fn append(
         final_state: Some(final_state),
         gram_exponent: log_decay.and_then(|_| gram::exponent(layer, largest_decay)),
     }
+}
+
+/// One token per sequence. The normaliser has no decode form: its sum of keys is a second state.
+fn decode_token(b: &mut Builder, layer: &Layer, inputs: GatedOuterInputs) -> Core {
+    let decay = match inputs.decay {
+        OuterDecay::None => TokenDecay::None,
+        OuterDecay::Given(log_decay) => TokenDecay::Log(log_decay),
+        OuterDecay::Retention => {
+            b.stage(Stage::Gates);
+            let dims = [1, layer.key_heads, layer.sharing(), 1, 1, 1];
+            let table = Table::RetentionChunk { tokens: 1, chunk: 1 };
+            TokenDecay::Factor(b.input("gamma", dims, Dtype::F32, Role::Weight, Init::Table(table)))
+        }
+    };
+    let beside = match (inputs.bonus, inputs.readout) {
+        (Some(bonus), _) => Beside::Bonus(bonus),
+        (None, Readout::Skip { weight, input }) => Beside::Skip(weight, input),
+        (None, Readout::Plain | Readout::Normalised { .. }) => Beside::Nothing,
+    };
+    let token = TokenInputs {
+        query: inputs.query,
+        write_key: inputs.key,
+        read_key: None,
+        value: inputs.value,
+        step: None,
+        decay,
+        read: ReadConvention::Decayed,
+        beside,
+    };
+    decode::append(b, layer, token, Recurrence::GatedOuterProduct(inputs))
 }
 
 /// Decays of a chunk, in the forms the stages need; absent where the state does not decay.

@@ -18,7 +18,9 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     source: "arXiv 2605.22791",
     packed: false,
     granularity: |_| Granularity::Channel,
-    fields: &[fields::COMMON, fields::GRAM, fields::DECAY, fields::DELTA],
+    fields: &[fields::COMMON,
+        fields::PACKED,
+        fields::DECODE, fields::GRAM, fields::DECAY, fields::DELTA],
     defaults: Defaults {
         inverse: InverseVariant::Blocked16,
         decay_gate: DecayGate::Softplus,

@@ -21,7 +21,9 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     source: "arXiv 2605.08587",
     packed: false,
     granularity: |_| Granularity::Scalar,
-    fields: &[fields::COMMON, fields::GRAM, fields::DECAY, fields::DELTA],
+    fields: &[fields::COMMON,
+        fields::PACKED,
+        fields::DECODE, fields::GRAM, fields::DECAY, fields::DELTA],
     defaults: Defaults {
         inverse: InverseVariant::Blocked16,
         decay_gate: DecayGate::Softplus,

@@ -16,7 +16,13 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     source: "arXiv 2006.16236",
     packed: false,
     granularity: |_| Granularity::Scalar,
-    fields: &[fields::STATE, fields::OUTPUT_GATE, fields::FEATURES],
+    fields: &[
+        fields::STATE,
+        fields::PACKED,
+        fields::DECODE,
+        fields::OUTPUT_GATE,
+        fields::FEATURES,
+    ],
     defaults: Defaults {
         inverse: InverseVariant::Blocked16,
         decay_gate: DecayGate::Softplus,

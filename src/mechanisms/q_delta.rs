@@ -23,7 +23,9 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     source: "arXiv 2606.08804",
     packed: false,
     granularity: |_| Granularity::Scalar,
-    fields: &[fields::COMMON, fields::GRAM, fields::DECAY, fields::DELTA],
+    fields: &[fields::COMMON,
+        fields::PACKED,
+        fields::DECODE, fields::GRAM, fields::DECAY, fields::DELTA],
     defaults: Defaults {
         inverse: InverseVariant::Blocked16,
         decay_gate: DecayGate::Softplus,

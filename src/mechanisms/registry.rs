@@ -46,6 +46,7 @@ pub mod fields {
         "neumann_steps",
         "sequences",
         "padded_rows",
+        "normaliser",
     ];
     /// Softmax attention of every kind.
     pub const ATTENTION: &[&str] = &[

@@ -18,7 +18,7 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     source: "arXiv 2307.08621",
     packed: false,
     granularity: |_| Granularity::Scalar,
-    fields: &[fields::STATE, fields::OUTPUT_GATE],
+    fields: &[fields::STATE, fields::DECODE, fields::OUTPUT_GATE],
     defaults: Defaults {
         inverse: InverseVariant::Blocked16,
         decay_gate: DecayGate::Softplus,
