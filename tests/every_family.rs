@@ -11,7 +11,17 @@ const EXACT: f64 = 1e-10;
 #[test]
 fn decode_steps_follow_the_recurrence() {
     let mechanisms = [
-        "gla", "linear_attention", "retnet", "mamba2", "deltanet", "gdn2", "q_delta", "kaczmarz", "comba", "gdn", "kda",
+        "gla",
+        "linear_attention",
+        "retnet",
+        "mamba2",
+        "deltanet",
+        "gdn2",
+        "q_delta",
+        "kaczmarz",
+        "comba",
+        "gdn",
+        "kda",
     ];
     for mechanism in mechanisms {
         for readout in ["after_update", "before_update"] {
@@ -20,10 +30,14 @@ fn decode_steps_follow_the_recurrence() {
                  value_dim: 16, readout: {readout}, state_products: vector }}\nplans: [fused]\npass: decode\nhardware: [tpu-v7x]\n\
                  numeric: {{ tokens: 120, key_heads: 2, seed: 3 }}\n"
             );
-            let mut file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
+            let mut file = tempfile::Builder::new()
+                .suffix(".yaml")
+                .tempfile()
+                .expect("a file");
             file.write_all(text.as_bytes()).expect("written");
             let path = file.path().to_str().expect("a name").to_owned();
-            let (workload, _) = workload::load::<&str>(&path, &[]).unwrap_or_else(|e| panic!("{}", e.render()));
+            let (workload, _) =
+                workload::load::<&str>(&path, &[]).unwrap_or_else(|e| panic!("{}", e.render()));
             let error = check(&workload, Extent::Sample).expect("runs").exact_rel_error;
             assert!(error <= EXACT, "{mechanism} {readout}: {error:e}");
         }
@@ -35,7 +49,17 @@ fn packed_sequences_follow_the_recurrence_of_each() {
     // Shorter than the convolution, a single token, exact multiples of the chunk, and ragged ends.
     let lengths = "layer.sequences=[2, 64, 1, 130, 200]";
     let names = [
-        "gla", "linear_attention", "mamba2", "deltanet", "gdn2", "q_delta", "kaczmarz", "comba", "gdn", "kda", "sla_r4",
+        "gla",
+        "linear_attention",
+        "mamba2",
+        "deltanet",
+        "gdn2",
+        "q_delta",
+        "kaczmarz",
+        "comba",
+        "gdn",
+        "kda",
+        "sla_r4",
     ];
     for name in names {
         let fields = [
@@ -46,7 +70,8 @@ fn packed_sequences_follow_the_recurrence_of_each() {
             "layer.initial_state=given",
             "numeric.tokens=397",
         ];
-        let (workload, _) = workload::load(name, &fields).unwrap_or_else(|e| panic!("{name}: {}", e.render()));
+        let (workload, _) =
+            workload::load(name, &fields).unwrap_or_else(|e| panic!("{name}: {}", e.render()));
         let error = check(&workload, Extent::Sample).expect("runs").exact_rel_error;
         assert!(error <= EXACT, "{name}: {error:e}");
     }

@@ -4,6 +4,7 @@ mod explain;
 pub mod hw;
 mod init;
 mod list;
+mod probe;
 mod run;
 mod stack;
 mod whitening;
@@ -106,6 +107,8 @@ pub struct Cli {
 enum Command {
     /// Time a workload on its chips, check its numerics, write a report
     Run(run::RunArgs),
+    /// Numeric probes: what the state of a mechanism remembers, overwrites and rounds
+    Probe(probe::ProbeArgs),
     /// Take one number of a run apart
     Explain(explain::ExplainArgs),
     /// Accelerators: list, show, check, init
@@ -156,6 +159,7 @@ impl Cli {
         let format = self.global.format;
         match &self.command {
             Command::Run(args) => run::execute(&mut out, args, &self.global),
+            Command::Probe(args) => probe::execute(&mut out, args, &self.global),
             Command::Explain(args) => explain::execute(&mut out, args),
             Command::Hw(HwCommand::List) => hw::list(&mut out, format),
             Command::Hw(HwCommand::Show { name, clock, set }) => {

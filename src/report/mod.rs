@@ -26,6 +26,7 @@ pub mod text;
 pub mod timeline;
 pub mod trace;
 
+pub mod probe;
 pub mod result;
 pub mod stack;
 pub mod table;

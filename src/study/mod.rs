@@ -2,6 +2,7 @@
 
 pub mod check;
 pub mod decode;
+pub mod probe;
 mod recurrence;
 pub mod run;
 pub mod schedules;

@@ -9,6 +9,7 @@ mod canvas;
 mod place;
 pub mod roofline;
 mod theme;
+pub mod probe;
 pub mod whitening;
 
 pub use canvas::PlotError;
