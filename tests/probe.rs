@@ -81,3 +81,38 @@ fn tiles_of_one_channel_lose_nothing_and_sorting_helps() {
     }
     assert_eq!(probe(7), probe(7));
 }
+
+#[test]
+fn state_errors_level_off_and_order_by_format() {
+    let table = probe(7);
+    let of = |condition, state| value(&table, "growth", "kda", condition, state);
+    for condition in ["256 tokens", "4096 tokens"] {
+        assert!(of(condition, "f32") < 1e-5);
+        assert!((5e-4..3e-2).contains(&of(condition, "bf16")));
+        assert!(of(condition, "row_fp8") > 4.0 * of(condition, "bf16"));
+    }
+    // What is added is forgotten: four times the tokens do not double the error.
+    assert!(of("4096 tokens", "bf16") < 2.0 * of("1024 tokens", "bf16"));
+}
+
+#[test]
+fn inverses_fail_where_powers_grow() {
+    let table = probe(7);
+    let of = |name, condition| value(&table, "inverses", name, condition, "f32");
+    for name in ["row_substitution", "blocked16", "block_doubling"] {
+        assert!(
+            of(name, "random keys") < 1e-3 && of(name, "correlated keys") < 1e-2,
+            "{name}"
+        );
+    }
+    for name in ["product", "newton"] {
+        assert!(of(name, "correlated keys") > 1e3, "{name}");
+    }
+    // More terms, smaller error for random keys; correlated keys never converge within 8.
+    let random: Vec<f64> = ["neumann, 2 terms", "neumann, 4 terms", "neumann, 8 terms"]
+        .iter()
+        .map(|n| of(n, "random keys"))
+        .collect();
+    assert!(random[0] > random[1] && random[1] > random[2], "{random:?}");
+    assert!(of("neumann, 8 terms", "correlated keys") > 1.0);
+}

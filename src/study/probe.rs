@@ -3,13 +3,16 @@
 //! The probes run the token recurrence with the state rounded after every token, as a decode kernel stores it; projections, convolution and gates are left
 //! out, so that keys, values, decays and step sizes are exactly what a probe asks for. The probes are those the SLA paper names; their sizes are ours.
 
-use ndarray::{Array1, Array2};
+use ndarray::{Array1, Array2, ArrayD};
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
 
 use crate::dtype::Dtype;
+use crate::graph::{Builder, Init, Precision, Role, Stage};
+use crate::layer::InverseVariant;
+use crate::mechanisms::append_inverse;
 use crate::numerics::reference::mesa;
-use crate::numerics::round_to;
+use crate::numerics::{Arithmetic, execute, relative_error, round_to, to_f32};
 use crate::report::probe::{ProbeRow, ProbeTable, ProbeText};
 
 /// Key and value width of the probes; a power of two for the Hadamard rotation.
@@ -139,6 +142,8 @@ pub fn probe(seed: u64) -> ProbeTable {
     rotated_keys(seed, &mut rows);
     modulus(seed, &mut rows);
     tiles(seed, &mut rows);
+    growth(seed, &mut rows);
+    inverses(seed, &mut rows);
     ProbeTable {
         seed,
         texts: TEXTS.to_vec(),
@@ -146,7 +151,7 @@ pub fn probe(seed: u64) -> ProbeTable {
     }
 }
 
-const TEXTS: [ProbeText; 5] = [
+const TEXTS: [ProbeText; 7] = [
     ProbeText {
         probe: "write_once",
         question: "random unit keys of 64 channels, each written once, all asked for at the end; recall error",
@@ -176,6 +181,19 @@ const TEXTS: [ProbeText; 5] = [
         question: "log decays of 256 channels as a KDA gate draws them, replaced by the mean of their tile; spread inside a tile, in nats",
         expected: "one decay per channel loses nothing; fewer tiles average channels that want different memories. Channels sorted by their time \
                    constant lose far less, which is what training can arrange",
+    },
+    ProbeText {
+        probe: "growth",
+        question: "the delta rule over 4096 tokens with decays like a trained gate's, the state rounded after every token; error of the state against f64",
+        expected: "a rounding error decays with the state and along every key that is written again, so it grows until as much is forgotten as is added \
+                   and then stays: near 2^-9 sqrt(memory) for bf16, several times that for FP8 with a scale per row",
+    },
+    ProbeText {
+        probe: "inverses",
+        question: "the chunk inverse of 64 random and of 64 correlated keys (pairwise cosine about 0.85), step size 1.9, products in three bf16 passes; \
+                   error against substitution in f64",
+        expected: "powers of the matrix grow binomially for correlated keys and must cancel, so product and Newton forms fail; block doubling and \
+                   substitution never form them. A truncated series is good for random keys after 8 terms and useless for correlated ones",
     },
 ];
 
@@ -367,6 +385,144 @@ fn tiles(seed: u64, rows: &mut Vec<ProbeRow>) {
                 measure: "spread",
                 value: (squares / channels as f64).sqrt(),
             });
+        }
+    }
+}
+
+fn growth(seed: u64, rows: &mut Vec<ProbeRow>) {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed.wrapping_add(5));
+    // Memories from 10 to 1000 tokens.
+    let decay = Array1::from_shape_fn(WIDTH, |_| (-(0.1 * 0.01_f64.powf(rng.random::<f64>()))).exp());
+    let formats = [
+        ("f32", Some(Dtype::F32)),
+        ("bf16", Some(Dtype::Bf16)),
+        ("row_fp8", None),
+    ];
+    let zero = || Array2::<f64>::zeros((WIDTH, WIDTH));
+    let (mut exact, mut stored) = (zero(), formats.map(|_| zero()));
+    for token in 1..=4096_usize {
+        let (key, value, step) = (unit(vector(&mut rng)), vector(&mut rng), rng.random::<f64>());
+        let advance = |state: &mut Array2<f64>| {
+            state
+                .rows_mut()
+                .into_iter()
+                .zip(&decay)
+                .for_each(|(mut row, &d)| row *= d);
+            let error = (&value - &key.dot(state)) * step;
+            for (mut row, &k) in state.rows_mut().into_iter().zip(&key) {
+                row.scaled_add(k, &error);
+            }
+        };
+        advance(&mut exact);
+        for (state, (_, format)) in stored.iter_mut().zip(formats) {
+            advance(state);
+            match format {
+                Some(format) => state.mapv_inplace(|x| round_to(format, x)),
+                None => state.rows_mut().into_iter().for_each(|mut row| {
+                    let largest = row.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
+                    let scale = if largest > 0.0 { largest / 448.0 } else { 1.0 };
+                    row.mapv_inplace(|x| round_to(Dtype::Fp8E4m3, x / scale) * scale);
+                }),
+            }
+        }
+        if [16, 64, 256, 1024, 4096].contains(&token) {
+            let size = exact.iter().map(|x| x * x).sum::<f64>();
+            for (state, (name, _)) in stored.iter().zip(formats) {
+                let error = (state - &exact).iter().map(|x| x * x).sum::<f64>();
+                rows.push(ProbeRow {
+                    probe: "growth",
+                    mechanism: "kda",
+                    condition: format!("{token} tokens"),
+                    state: name,
+                    measure: "state error",
+                    value: (error / size).sqrt(),
+                });
+            }
+        }
+    }
+}
+
+fn inverses(seed: u64, rows: &mut Vec<ProbeRow>) {
+    const CHUNK: usize = 64;
+    let mut variants: Vec<(&'static str, InverseVariant, usize)> = [
+        ("row_substitution", InverseVariant::RowSubstitution),
+        ("blocked16", InverseVariant::Blocked16),
+        ("block_doubling", InverseVariant::BlockDoubling),
+        ("two_level", InverseVariant::TwoLevel),
+        ("product", InverseVariant::Product),
+        ("newton", InverseVariant::Newton),
+    ]
+    .map(|(name, variant)| (name, variant, 0))
+    .to_vec();
+    variants.extend(
+        [
+            ("neumann, 1 term", 1),
+            ("neumann, 2 terms", 2),
+            ("neumann, 4 terms", 4),
+            ("neumann, 8 terms", 8),
+        ]
+        .map(|(name, terms)| (name, InverseVariant::Neumann, terms)),
+    );
+    for (condition, spread) in [("random keys", 1e3), ("correlated keys", 0.05)] {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed.wrapping_add(6));
+        let base = unit(vector(&mut rng));
+        let keys: Vec<Array1<f64>> = (0..CHUNK)
+            .map(|_| unit(&base + &(vector(&mut rng) * spread)))
+            .collect();
+        let l = Array2::from_shape_fn((CHUNK, CHUNK), |(i, j)| {
+            if j < i { 1.9 * keys[i].dot(&keys[j]) } else { 0.0 }
+        });
+        let reference = run_inverse(InverseVariant::RowSubstitution, 0, &l, Arithmetic::Exact);
+        for &(name, variant, terms) in &variants {
+            let found = run_inverse(variant, terms, &l, Arithmetic::Declared);
+            let value = match (&found, &reference) {
+                (Some(found), Some(reference)) => {
+                    relative_error(found, reference).map_or(f64::INFINITY, |e| e.max)
+                }
+                _ => f64::INFINITY,
+            };
+            // What overflowed is as wrong as the largest number says.
+            let value = value.min(f64::MAX);
+            let condition = condition.to_owned();
+            rows.push(ProbeRow {
+                probe: "inverses",
+                mechanism: name,
+                condition,
+                state: "f32",
+                measure: "inverse error",
+                value,
+            });
+        }
+    }
+}
+
+/// The inverse by the graph of a variant; `None` where it cannot be executed.
+fn run_inverse(
+    variant: InverseVariant,
+    terms: usize,
+    l: &Array2<f64>,
+    arithmetic: Arithmetic,
+) -> Option<ArrayD<f64>> {
+    let mut b = Builder::new(Stage::Inverse);
+    let input = b.input(
+        "L",
+        [l.nrows(), l.ncols()],
+        Dtype::F32,
+        Role::Activation,
+        Init::Zeros,
+    );
+    let t = append_inverse(&mut b, variant, Precision::High, terms, input);
+    let graph = b.finish().ok()?;
+    let inputs = [(input.node, l.clone().into_dyn().into_shared())].into();
+    match arithmetic {
+        Arithmetic::Exact => execute(&graph, &inputs, &[t], arithmetic)
+            .ok()?
+            .values
+            .get(&t)
+            .map(|x| x.to_owned()),
+        Arithmetic::Declared => {
+            let run = execute(&graph, &to_f32(&inputs), &[t], arithmetic).ok()?;
+            run.values.get(&t).map(|x| x.mapv(f64::from))
         }
     }
 }

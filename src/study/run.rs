@@ -130,6 +130,9 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
         },
     };
     result.headline = headline(workload, &result);
+    if let Some(node) = result.numeric.as_ref().and_then(|numeric| numeric.non_finite.as_ref()) {
+        result.headline = format!("NOT USABLE as it stands, {node} is not finite (remedy below): {}", result.headline);
+    }
     Ok(result)
 }
 
@@ -480,9 +483,26 @@ fn padding_warning(layer: &Layer) -> Option<String> {
     ))
 }
 
+/// RMS error of the output, relative, above which a run warns: ten times what bf16 activations cost.
+const LARGE_ERROR: f64 = 0.05;
+
 fn numeric_warnings(numeric: Option<&NumericResult>) -> Vec<String> {
     let Some(numeric) = numeric else { return Vec::new() };
     let mut warnings = Vec::new();
+    if let (Some(worst), Some(limit)) = (numeric.overflow_exponent, numeric.overflow_limit) {
+        if worst > limit && numeric.non_finite.is_none() {
+            warnings.push(format!(
+                "the gate allows Gram operands of exp({worst:.0}), beyond the largest finite number exp({limit:.1}); these inputs stay below, others need not: \
+                 use a smaller chunk, a tighter decay bound, or a Gram of differences (`tile_masks`, `pivot_causal`, `scalar_mask`)"
+            ));
+        }
+    }
+    if numeric.non_finite.is_none() && numeric.output_rms_error > LARGE_ERROR {
+        warnings.push(format!(
+            "the output errs by {:.0} % of its size against the recurrence; use `inverse: block_doubling` with `inverse_precision: high`, or an f32 state",
+            100.0 * numeric.output_rms_error
+        ));
+    }
     if let Some(node) = &numeric.non_finite {
         warnings.push(format!(
             "the numeric check met a value that is not finite in `{node}`: the kernel would return it on the chip; use a Gram without a pivot, a smaller chunk or a tighter decay bound"

@@ -57,7 +57,7 @@ impl<'a> Dots<'a> {
     fn new(table: &'a ProbeTable, theme: Theme) -> Self {
         let mut lines: Vec<Line<'a>> = Vec::new();
         let mut y = TOP;
-        let errors = |row: &&'a ProbeRow| row.measure == "recall error";
+        let errors = |row: &&'a ProbeRow| row.measure.ends_with("error") && row.probe != "inverses";
         for row in table.rows.iter().filter(errors) {
             let new_group = lines
                 .last()
@@ -147,7 +147,7 @@ impl Picture for Dots<'_> {
         }
         let middle = f64::midpoint(self.left, WIDTH - MARGIN);
         canvas.text(
-            "recall error: sqrt(sum |o - v|² / sum |v|²) (logarithmic)",
+            "relative error of what is recalled, or of the state (logarithmic)",
             (middle, self.bottom + 36.0),
             BODY,
             Anchor::Middle,
