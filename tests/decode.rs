@@ -251,7 +251,8 @@ fn a_readout_that_does_not_wait_is_never_slower() {
                         .sum()
                 };
                 let (after, before) = (time("after_update"), time("before_update"));
-                assert!(before <= after, "{} {products} {plan}: {before} {after}", chip.name);
+                // One part in a thousand million covers the rounding of sums.
+                assert!(before <= after * (1.0 + 1e-9), "{} {products} {plan}: {before} {after}", chip.name);
             }
         }
     }

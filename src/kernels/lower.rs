@@ -35,7 +35,12 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
                 return None;
             }
             let (reads, writes) = transfers(graph, &members);
-            let grid = grid(graph, &members, &reads, &writes);
+            let grid = grid(graph, &members);
+            let streams = grid.is_none();
+            let grid = grid.unwrap_or(Grid {
+                parallel: 1,
+                sequential: 1,
+            });
             let carried_bytes = carried_bytes(graph, &members) / grid.parallel.max(1);
             let live_bytes =
                 live_bytes(graph, &members) / grid.steps().max(1) + pair_live_bytes(graph, &members);
@@ -51,6 +56,7 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
                 reads,
                 writes,
                 grid,
+                streams,
                 carried_bytes,
                 live_bytes,
                 units_per_program: group.program.map(|program| program.heads),
@@ -244,17 +250,15 @@ fn pair_live_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
         .unwrap_or(0)
 }
 
-/// Bytes one program of a streaming kernel takes at a time; a few double-buffered blocks of it fit every chip.
-const STREAM_BLOCK_BYTES: u64 = 1 << 17;
 
-fn grid(graph: &Graph, members: &BTreeSet<NodeId>, reads: &[Transfer], writes: &[Transfer]) -> Grid {
+fn grid(graph: &Graph, members: &BTreeSet<NodeId>) -> Option<Grid> {
     // Attention: a unit is a query block of a head, its steps are the key blocks it visits, on average where the mask is causal.
     if let Some((node, scan)) = pair_loops(graph, members).next() {
         let rows = node.results[0].shape.dims()[scan.axis] as u64;
-        return Grid {
+        return Some(Grid {
             parallel: leading(&node.results[0].shape, scan.axis) * rows,
             sequential: pair_trips(graph, members).div_ceil(rows.max(1)).max(1),
-        };
+        });
     }
     // Of several loops the one over the most heads: key heads may carry something of their own beside the states.
     let scans = members.iter().filter_map(|&id| match &graph.node(id).op {
@@ -269,7 +273,7 @@ fn grid(graph: &Graph, members: &BTreeSet<NodeId>, reads: &[Transfer], writes: &
         _ => None,
     });
     if let Some(grid) = scans.max_by_key(|grid| grid.parallel) {
-        return grid;
+        return Some(grid);
     }
     // A decode step runs over the states it reads: (batch, key head, value head).
     let states = members
@@ -281,10 +285,10 @@ fn grid(graph: &Graph, members: &BTreeSet<NodeId>, reads: &[Transfer], writes: &
             (state && dims.len() == 5).then(|| dims[..3].iter().map(|&d| d as u64).product())
         });
     if let Some(parallel) = states {
-        return Grid {
+        return Some(Grid {
             parallel,
             sequential: 1,
-        };
+        });
     }
     // Kernels of the core without a scan run over (batch, head, chunk): the leading dimensions of their products.
     let product = members
@@ -294,17 +298,10 @@ fn grid(graph: &Graph, members: &BTreeSet<NodeId>, reads: &[Transfer], writes: &
             let shape = &graph.node(id).results[0].shape;
             (shape.rank() >= 6).then(|| shape.dims()[..4].iter().map(|&d| d as u64).product())
         });
-    if let Some(parallel) = product {
-        return Grid {
-            parallel,
-            sequential: 1,
-        };
-    }
-    let bytes: u64 = reads.iter().chain(writes).map(|t| t.bytes).sum();
-    Grid {
-        parallel: bytes.div_ceil(STREAM_BLOCK_BYTES).max(1),
+    product.map(|parallel| Grid {
+        parallel,
         sequential: 1,
-    }
+    })
 }
 
 fn carried_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {

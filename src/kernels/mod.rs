@@ -141,6 +141,8 @@ pub struct Kernel {
     pub writes: Vec<Transfer>,
     /// Grid.
     pub grid: Grid,
+    /// Whether it only streams rows, so that it can be cut into any number of programs; `grid` then is a single one.
+    pub streams: bool,
     /// Bytes of the carried state of one parallel unit.
     pub carried_bytes: u64,
     /// Largest sum of live intermediates of one grid step, in bytes.
@@ -184,6 +186,20 @@ impl Kernel {
             }
         }
         kernel
+    }
+
+    /// The same kernel cut into this many equal programs, for one that streams.
+    #[must_use]
+    pub fn in_programs(&self, programs: u64) -> Kernel {
+        Kernel {
+            grid: Grid {
+                parallel: programs,
+                sequential: 1,
+            },
+            live_bytes: self.live_bytes.div_ceil(programs.max(1)),
+            units_per_program: Some(1),
+            ..self.clone()
+        }
     }
 
     /// Bytes that cross HBM in both directions.

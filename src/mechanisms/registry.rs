@@ -22,7 +22,14 @@ pub mod fields {
         "chunk",
     ];
     /// [`COMMON`] without the convolution and the output gate: of mechanisms that have none or whose gate is fixed.
-    pub const STATE: &[&str] = &["activations", "state", "state_precision", "initial_state"];
+    pub const STATE: &[&str] = &[
+        "activations",
+        "state",
+        "state_precision",
+        "initial_state",
+        "value_heads",
+        "chunk",
+    ];
     /// Output gate of mechanisms without convolution.
     pub const OUTPUT_GATE: &[&str] = &["output_gate", "gate_rank"];
     /// Linear attention: feature map and normaliser.
@@ -96,6 +103,8 @@ pub mod fields {
         "conv_width",
         "output_gate",
         "gate_rank",
+        "value_heads",
+        "chunk",
         "forgetting",
         "cg_steps",
     ];

@@ -10,6 +10,8 @@ use crate::report::result::Bound;
 
 /// Units of a parallel kernel that one program interleaves at most (Tokamax batches up to 16 heads).
 const MOST_UNITS_PER_PROGRAM: u64 = 16;
+/// Programs per core that a kernel which streams rows may be cut into. A fixed set, so that more rows never meet a better fit.
+const STREAMED_PROGRAMS: [u64; 7] = [1, 4, 16, 64, 256, 1024, 4096];
 /// Narrowest slice of value columns a program works on when the state is split over programs.
 const NARROWEST_VALUE_COLUMNS: u64 = 32;
 
@@ -62,7 +64,7 @@ pub struct KernelTime {
     pub hbm_us: f64,
     /// Time in which the critical path of the programs waits for results on their way: dependent latency.
     pub latency_us: f64,
-    /// Launch and grid-step overhead.
+    /// Launch, grid steps, and the latency of transfers that nothing covers.
     pub launch_us: f64,
     /// What binds the kernel.
     pub bound: Bound,
@@ -97,6 +99,19 @@ pub struct KernelTime {
 #[must_use]
 pub fn time_kernel(kernel: &Kernel, chip: &Chip) -> KernelTime {
     let capacity = chip.on_chip.capacity.get() as u64;
+    if kernel.streams {
+        // Few programs leave the fetch of the first uncovered, many pay for their grid steps; too few do not fit.
+        let cores = u64::from(chip.cores_per_device);
+        let cuts = STREAMED_PROGRAMS.map(|of_a_core| kernel.in_programs(of_a_core * cores));
+        let finest = &cuts[cuts.len() - 1];
+        return cuts[..cuts.len() - 1]
+            .iter()
+            .filter(|cut| working_set(cut, 1, 1) <= capacity)
+            .map(|cut| time(cut, chip, 0))
+            .fold(time(finest, chip, 0), |best, next| {
+                if next.total_us < best.total_us { next } else { best }
+            });
+    }
     let resident = 2 * kernel.resident_bytes();
     if resident == 0 || working_set(kernel, 1, 1) + resident <= capacity {
         time(kernel, chip, resident)
@@ -142,6 +157,16 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
         dma_latency: DMA_LATENCY_US * 1e-6 * chip.clock().get(),
     };
     let pipeline = pipeline::run(step, programs_per_core);
+    // What the pipeline would save if transfers began at once: their latency where nothing covers it.
+    let dma = pipeline.total
+        - pipeline::run(
+            pipeline::Step {
+                dma_latency: 0.0,
+                ..step
+            },
+            programs_per_core,
+        )
+        .total;
     let launch = chip.launch.micros();
     let total_us = micros(pipeline.total) + launch;
 
@@ -153,7 +178,7 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
         (Bound::Hbm, hbm),
         (
             Bound::Launch,
-            launch * chip.clock().get() / 1e6 + GRID_STEP_CYCLES * rounds,
+            launch * chip.clock().get() / 1e6 + GRID_STEP_CYCLES * rounds + dma,
         ),
     ];
     // A unit binds as far as it stands on the critical path; one that is busy all the time does so wherever it stands.
@@ -179,7 +204,7 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
         vmem_us: micros(vmem),
         hbm_us: micros(hbm),
         latency_us: micros(latency * rounds),
-        launch_us: launch + micros(GRID_STEP_CYCLES * rounds),
+        launch_us: launch + micros(GRID_STEP_CYCLES * rounds + dma),
         bound: bounds[0].0,
         next_bound: bounds[1].0,
         cores_used,
