@@ -302,11 +302,7 @@ fn transplant(
 
 #[test]
 fn gdn2_with_equal_gates_is_kda() {
-    let kda = Run::new(
-        "kda",
-        &["layer.gram=pivot_causal", "layer.decay_gate=softplus"],
-        &[],
-    );
+    let kda = Run::new("kda_softplus", &["layer.gram=pivot_causal"], &[]);
     let layer = load("gdn2", &[]).numeric_layer();
     let gdn2 = Run::with(layer, &[], |graph, inputs| {
         let mut inputs = transplant(&kda.built.graph, graph, inputs);

@@ -1,6 +1,6 @@
 //! A decode graph executed token after token.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ndarray::{Axis, Slice, concatenate};
 
@@ -50,6 +50,8 @@ pub fn run_steps<R: Real>(
         .filter_map(|(id, node)| Some((id, graph.output(&node.name)?)))
         .collect();
     let scale = graph.output("state_scale");
+    // A value asked for twice is one value.
+    let kept: BTreeSet<Value> = keep.iter().copied().collect();
     let mut wanted = keep.to_vec();
     wanted.extend(states.iter().map(|(_, next)| *next));
     wanted.extend(scale);
@@ -67,7 +69,7 @@ pub fn run_steps<R: Real>(
                 inputs.insert(*input, state.clone());
             }
         }
-        for &value in keep {
+        for &value in &kept {
             let Some(tensor) = execution.values.get(&value) else { continue };
             steps.entry(value).or_default().push(tensor.clone());
         }
