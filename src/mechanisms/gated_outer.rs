@@ -176,7 +176,7 @@ fn retention(b: &mut Builder, layer: &Layer) -> Decays {
     };
     let tokens = layer.tokens;
     // All chunks are alike but a shorter last one; the scan takes one decay per chunk in any case.
-    let (alike, length) = if tokens % c == 0 { (1, c) } else { (n, tokens) };
+    let (alike, length) = if tokens.is_multiple_of(c) { (1, c) } else { (n, tokens) };
     Decays {
         cumulative: None,
         mask: table("gamma^(i-j)", 1, c, c, Table::RetentionMask),

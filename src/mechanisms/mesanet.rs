@@ -137,17 +137,14 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
 
     b.stage(Stage::Gram);
     let step_columns = b.transpose_minor("beta_columns", step);
-    let decays = match cumulative {
-        Some(g) => {
-            let columns = b.transpose_minor("G_columns", g);
-            let difference = b.subtract("G_i - G_j", g, columns);
-            let causal = b.select("G_causal", Mask::Lower, difference, f64::NEG_INFINITY);
-            b.exp("e^(G_i - G_j)", causal)
-        }
-        None => {
-            let ones = b.fill("ones", [c, c], Dtype::F32, 1.0);
-            b.select("causal", Mask::Lower, ones, 0.0)
-        }
+    let decays = if let Some(g) = cumulative {
+        let columns = b.transpose_minor("G_columns", g);
+        let difference = b.subtract("G_i - G_j", g, columns);
+        let causal = b.select("G_causal", Mask::Lower, difference, f64::NEG_INFINITY);
+        b.exp("e^(G_i - G_j)", causal)
+    } else {
+        let ones = b.fill("ones", [c, c], Dtype::F32, 1.0);
+        b.select("causal", Mask::Lower, ones, 0.0)
     };
     let mask = b.multiply("M", decays, step_columns);
 

@@ -17,7 +17,7 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     title: "Systolic Linear Attention",
     source: "Systolic Linear Attention paper, 2026",
     packed: true,
-    granularity: granularity,
+    granularity,
     fields: &[
         fields::COMMON,
         fields::PACKED,

@@ -336,17 +336,14 @@ impl<R: Real> Run<'_, R> {
                 }
                 let position = position - carries.len();
                 let at = if position < pairs.rows { row } else { column };
-                match scanned.get(position) {
-                    Some(whole) => Some(whole.clone().index_axis_move(axis, at)),
-                    None => {
-                        let origin = [row * blocks.block_q, column * blocks.block_kv];
-                        let mut tensor = zeros::<R>(&[2]);
-                        elements_mut(&mut tensor)
-                            .iter_mut()
-                            .zip(origin)
-                            .for_each(|(x, at)| *x = R::from_f64(at as f64));
-                        Some(tensor.into_shared())
-                    }
+                if let Some(whole) = scanned.get(position) { Some(whole.clone().index_axis_move(axis, at)) } else {
+                    let origin = [row * blocks.block_q, column * blocks.block_kv];
+                    let mut tensor = zeros::<R>(&[2]);
+                    elements_mut(&mut tensor)
+                        .iter_mut()
+                        .zip(origin)
+                        .for_each(|(x, at)| *x = R::from_f64(at as f64));
+                    Some(tensor.into_shared())
                 }
             })?;
             for (carry, value) in carries.iter_mut().zip(&outputs) {

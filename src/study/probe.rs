@@ -252,7 +252,7 @@ fn overwrite(seed: u64, rows: &mut Vec<ProbeRow>) {
 fn hadamard_row(i: usize) -> Array1<f64> {
     let scale = (WIDTH as f64).sqrt().recip();
     Array1::from_shape_fn(WIDTH, |j| {
-        if (i & j).count_ones() % 2 == 0 {
+        if (i & j).count_ones().is_multiple_of(2) {
             scale
         } else {
             -scale
@@ -519,7 +519,7 @@ fn run_inverse(
             .ok()?
             .values
             .get(&t)
-            .map(|x| x.to_owned()),
+            .map(ndarray::ArrayBase::to_owned),
         Arithmetic::Declared => {
             let run = execute(&graph, &to_f32(&inputs), &[t], arithmetic).ok()?;
             run.values.get(&t).map(|x| x.mapv(f64::from))

@@ -89,8 +89,8 @@ fn delta_rule(
     let mut value = head.rows(inputs.value, "value")?;
     if let Some(step) = inputs.step {
         let step = head.rows(step, "step size")?;
-        read_key = read_key * &step;
-        value = value * &step;
+        read_key *= &step;
+        value *= &step;
     }
     let decay = match inputs.log_decay {
         Some(decay) => channels(head.rows(decay, "log decay")?, write_key.ncols()),

@@ -489,14 +489,13 @@ const LARGE_ERROR: f64 = 0.05;
 fn numeric_warnings(numeric: Option<&NumericResult>) -> Vec<String> {
     let Some(numeric) = numeric else { return Vec::new() };
     let mut warnings = Vec::new();
-    if let (Some(worst), Some(limit)) = (numeric.overflow_exponent, numeric.overflow_limit) {
-        if worst > limit && numeric.non_finite.is_none() {
+    if let (Some(worst), Some(limit)) = (numeric.overflow_exponent, numeric.overflow_limit)
+        && worst > limit && numeric.non_finite.is_none() {
             warnings.push(format!(
                 "the gate allows Gram operands of exp({worst:.0}), beyond the largest finite number exp({limit:.1}); these inputs stay below, others need not: \
                  use a smaller chunk, a tighter decay bound, or a Gram of differences (`tile_masks`, `pivot_causal`, `scalar_mask`)"
             ));
         }
-    }
     if numeric.non_finite.is_none() && numeric.output_rms_error > LARGE_ERROR {
         warnings.push(format!(
             "the output errs by {:.0} % of its size against the recurrence; use `inverse: block_doubling` with `inverse_precision: high`, or an f32 state",

@@ -194,37 +194,34 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
             format!("expected at least one of {}, found none", listed(&Plan::NAMES)),
         );
     }
-    let program = match &file.program {
-        Some(ProgramFile { heads, tokens }) => {
-            let chunk = file.layer.chunk.map_or(1, |c| c.0);
-            if file.layer.key_heads.0 % heads.0 != 0 {
-                let all = file.layer.key_heads.0;
-                complain(
-                    "program.heads",
-                    format!("expected a divisor of the {all} key heads, found `{}`", heads.0),
-                );
-            }
-            if tokens.0 / chunk > LARGEST_PROGRAM {
-                let most = LARGEST_PROGRAM * chunk;
-                complain(
-                    "program.tokens",
-                    format!(
-                        "expected at most {most} tokens, {LARGEST_PROGRAM} chunks, found `{}`",
-                        tokens.0
-                    ),
-                );
-            }
-            Program {
-                heads: heads.0 as u64,
-                chunks: (tokens.0 / chunk).max(1) as u64,
-            }
+    let program = if let Some(ProgramFile { heads, tokens }) = &file.program {
+        let chunk = file.layer.chunk.map_or(1, |c| c.0);
+        if !file.layer.key_heads.0.is_multiple_of(heads.0) {
+            let all = file.layer.key_heads.0;
+            complain(
+                "program.heads",
+                format!("expected a divisor of the {all} key heads, found `{}`", heads.0),
+            );
         }
-        None => {
-            if file.pass == Pass::Forward && file.layer.mechanism.uses("chunk") {
-                defaults.push("program: one head and one chunk (default)".to_owned());
-            }
-            Program { heads: 1, chunks: 1 }
+        if tokens.0 / chunk > LARGEST_PROGRAM {
+            let most = LARGEST_PROGRAM * chunk;
+            complain(
+                "program.tokens",
+                format!(
+                    "expected at most {most} tokens, {LARGEST_PROGRAM} chunks, found `{}`",
+                    tokens.0
+                ),
+            );
         }
+        Program {
+            heads: heads.0 as u64,
+            chunks: (tokens.0 / chunk).max(1) as u64,
+        }
+    } else {
+        if file.pass == Pass::Forward && file.layer.mechanism.uses("chunk") {
+            defaults.push("program: one head and one chunk (default)".to_owned());
+        }
+        Program { heads: 1, chunks: 1 }
     };
     let mut plans = Vec::new();
     for (i, name) in file.plans.iter().enumerate() {

@@ -95,15 +95,12 @@ pub(super) fn read(name_or_path: &str) -> Result<Document, ConfigError> {
         }
         return Document::read(name_or_path);
     }
-    match shipped_text(name_or_path) {
-        Some(text) => Document::parse(&format!("workloads/{name_or_path}.yaml"), text),
-        None => {
-            let names = [shipped(), shipped_stacks()].concat();
-            let tail = suggestion(name_or_path, &names, "shipped");
-            let message =
-                format!("unknown workload `{name_or_path}`; {tail}; a path to a file ends in `.yaml`");
-            Err(ConfigError::argument(message))
-        }
+    if let Some(text) = shipped_text(name_or_path) { Document::parse(&format!("workloads/{name_or_path}.yaml"), text) } else {
+        let names = [shipped(), shipped_stacks()].concat();
+        let tail = suggestion(name_or_path, &names, "shipped");
+        let message =
+            format!("unknown workload `{name_or_path}`; {tail}; a path to a file ends in `.yaml`");
+        Err(ConfigError::argument(message))
     }
 }
 

@@ -67,7 +67,7 @@ impl<'a> Dots<'a> {
             }
             match lines.last_mut() {
                 Some(last) if !new_group && last.mechanism == row.mechanism => {
-                    last.values.push((row.state, row.value))
+                    last.values.push((row.state, row.value));
                 }
                 _ => {
                     y += ROW;
