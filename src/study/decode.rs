@@ -1,6 +1,6 @@
 //! A decode graph executed token after token.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ndarray::{Axis, Slice, concatenate};
 
@@ -17,7 +17,13 @@ use crate::numerics::{Arithmetic, Execution, Real, Tensor, execute, seeded_input
 pub fn seeded_tokens(layer: &Layer, steps: usize, seed: u64) -> Result<Tensor<f64>, CheckError> {
     let mut b = Builder::new(Stage::Projections);
     let dims = [layer.batch, steps, layer.model_width];
-    let x = b.input("x", dims, layer.activations, Role::Activation, Init::Normal { std: 1.0 });
+    let x = b.input(
+        "x",
+        dims,
+        layer.activations,
+        Role::Activation,
+        Init::Normal { std: 1.0 },
+    );
     let graph = b.finish()?;
     seeded_inputs(&graph, seed)
         .remove(&x.node)
@@ -46,7 +52,15 @@ pub fn run_steps<R: Real>(
         .ok_or_else(|| fault("x", "is no input of the graph"))?;
     let states: Vec<(NodeId, Value)> = graph
         .inputs()
-        .filter(|(_, node)| matches!(node.op, Op::Input { role: Role::State, .. }))
+        .filter(|(_, node)| {
+            matches!(
+                node.op,
+                Op::Input {
+                    role: Role::State,
+                    ..
+                }
+            )
+        })
         .filter_map(|(id, node)| Some((id, graph.output(&node.name)?)))
         .collect();
     let scale = graph.output("state_scale");
@@ -55,6 +69,8 @@ pub fn run_steps<R: Real>(
     wanted.extend(scale);
     wanted.push(core.final_state);
 
+    // A key that is read and written is one value under two names.
+    let unique: BTreeSet<Value> = keep.iter().copied().collect();
     let mut inputs = inputs.clone();
     let mut steps: BTreeMap<Value, Vec<Tensor<R>>> = BTreeMap::new();
     let mut total: Option<Execution<R>> = None;
@@ -67,8 +83,10 @@ pub fn run_steps<R: Real>(
                 inputs.insert(*input, state.clone());
             }
         }
-        for &value in keep {
-            let Some(tensor) = execution.values.get(&value) else { continue };
+        for &value in &unique {
+            let Some(tensor) = execution.values.get(&value) else {
+                continue;
+            };
             steps.entry(value).or_default().push(tensor.clone());
         }
         if let (Some(scale), Some(codes)) = (scale, execution.values.get(&core.final_state)) {
