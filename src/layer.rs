@@ -637,23 +637,25 @@ impl Layer {
             self.state.name(),
         );
         if self.mechanism.uses("gram") {
-            line += &format!(", {} Gram", self.gram.name());
+            line.extend([", ", self.gram.name(), " Gram"]);
         }
         if self.mechanism.uses("inverse") {
-            line += &format!(", {} inverse", self.inverse.name());
+            line.extend([", ", self.inverse.name(), " inverse"]);
         }
         if self.mechanism.uses("cg_steps") {
-            line += &format!(", {} steps of conjugate gradients", self.cg_steps);
+            line.push_str(", ");
+            line.push_str(&self.cg_steps.to_string());
+            line.push_str(" steps of conjugate gradients");
         }
         if self.mechanism.uses("whitening") {
-            line += &format!(", {} whitening", self.whitening.name());
+            line.extend([", ", self.whitening.name(), " whitening"]);
         }
         line
     }
 
     fn describe_attention(&self) -> String {
         let attention = &self.attention;
-        let mut text = format!(
+        let mut parts = vec![format!(
             "{} B={} T={} d={} {} query heads, {} key heads, keys of {}, values of {}, blocks {}x{}",
             self.mechanism.name,
             self.batch,
@@ -665,24 +667,28 @@ impl Layer {
             self.value_dim,
             attention.block_q,
             attention.block_kv,
-        );
-        text += if attention.causal { ", causal" } else { ", not causal" };
+        )];
+        parts.push(if attention.causal { "causal" } else { "not causal" }.to_owned());
         if let Some(window) = attention.window {
-            text += &format!(", window {window}");
+            parts.push(format!("window {window}"));
         }
         if attention.latent_rank > 0 {
-            text += &format!(", latent {} + {}", attention.latent_rank, attention.decoupled_dim);
+            parts.push(format!(
+                "latent {} + {}",
+                attention.latent_rank, attention.decoupled_dim
+            ));
         }
-        text += &match attention.rotary {
-            0.0 => ", no position encoding".to_owned(),
-            share => format!(", {:.0} % rotary", 100.0 * share),
-        };
+        parts.push(match attention.rotary {
+            0.0 => "no position encoding".to_owned(),
+            share => format!("{:.0} % rotary", 100.0 * share),
+        });
         if attention.ssmax {
-            text += ", SSMax";
+            parts.push("SSMax".to_owned());
         }
         if attention.qk_norm {
-            text += ", query/key norm";
+            parts.push("query/key norm".to_owned());
         }
-        format!("{text}, {} activations", self.activations)
+        parts.push(format!("{} activations", self.activations));
+        parts.join(", ")
     }
 }

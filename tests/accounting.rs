@@ -133,9 +133,10 @@ fn transcendentals_per_token_match_the_worked_table() {
         .map(|stage| work(stage).transcendentals)
         .iter()
         .sum();
-        let (decays, steps) = match layer.mechanism.packed {
-            true => (layer.key_heads * layer.decay_tiles, layer.key_heads),
-            false => (layer.key_heads * layer.key_dim, layer.value_heads),
+        let (decays, steps) = if layer.mechanism.packed {
+            (layer.key_heads * layer.decay_tiles, layer.key_heads)
+        } else {
+            (layer.key_heads * layer.key_dim, layer.value_heads)
         };
         let beside = 2 * steps * layer.tokens + decays * layer.chunks() + layer.key_heads;
         assert_eq!(counted, table * layer.tokens as u64 + beside as u64, "{name}");

@@ -103,7 +103,8 @@ fn the_example_agrees_with_its_own_recurrence() {
         let tokens = |m: &Array2<f64>| m.slice_axis(Axis(0), (0..layer.tokens).into()).to_owned();
         let error = relative_error(&tokens(&got), &tokens(&outputs)).expect("same shape");
         assert!(error.within(1e-10), "{error:?}");
-        let error = relative_error(&rows(built.core.final_state.expect("a state")), &state).expect("same shape");
+        let error =
+            relative_error(&rows(built.core.final_state.expect("a state")), &state).expect("same shape");
         assert!(error.within(1e-10), "{error:?}");
     }
 }

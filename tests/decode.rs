@@ -72,7 +72,11 @@ fn steps_follow_the_recurrence() {
 fn steps_are_the_forward_pass_token_by_token() {
     // The same weights, from the first projection to the last, and the convolution state with it.
     let steps = 130;
-    for (decode, forward) in [("kda_decode", "kda"), ("gdn_decode", "gdn"), ("sla_r4_decode", "sla_r4")] {
+    for (decode, forward) in [
+        ("kda_decode", "kda"),
+        ("gdn_decode", "gdn"),
+        ("sla_r4_decode", "sla_r4"),
+    ] {
         let small = [
             "layer.model_width=64",
             "layer.key_dim=32",
@@ -106,9 +110,9 @@ fn steps_are_the_forward_pass_token_by_token() {
             .collect();
         let tokens = &inputs[&by_name["x"]];
         assert_eq!(*tokens, seeded_tokens(&one, steps, 3).expect("drawn"));
-        let keep = [built.core.output, built.core.final_state.expect("a state")];
+        let keep = [built.core.output, built.core.final_state];
         let stepped = run_steps(&built, &mine, tokens, &keep, Arithmetic::Exact).expect("runs");
-        let names = [prefill.core.output, prefill.core.final_state.expect("a state")];
+        let names = [prefill.core.output, prefill.core.final_state];
         let reference = execute(&prefill.graph, &inputs, &names, Arithmetic::Exact).expect("runs");
         let chunks = &reference.values[&names[0]];
         let mut dims = chunks.shape().to_vec();
@@ -138,17 +142,22 @@ fn quantised_states_err_as_their_formats_say() {
         check(&load("sla_r4_decode", &fields), Extent::Sample)
             .expect("runs")
             .state_rms_error
-            .expect("a state")
     };
     let [full, half, quarter] = ["f32", "bf16", "row_fp8"].map(error);
-    assert!(full < half && 3.0 * half < quarter, "{full:e} {half:e} {quarter:e}");
+    assert!(
+        full < half && 3.0 * half < quarter,
+        "{full:e} {half:e} {quarter:e}"
+    );
     assert!(quarter < 0.2, "{quarter:e}");
 }
 
 #[test]
 fn the_fused_step_moves_the_state_twice_and_little_else() {
     // Per head and token: 2 * 4 dk dv bytes of state, (2 dk + 2 dv) * 2 of queries, keys, values and outputs, gates in f32.
-    for (name, decays, state) in [("kda_decode", 128, 2 * 4 * 128 * 128), ("gdn_decode", 1, 2 * 4 * 128 * 128)] {
+    for (name, decays, state) in [
+        ("kda_decode", 128, 2 * 4 * 128 * 128),
+        ("gdn_decode", 1, 2 * 4 * 128 * 128),
+    ] {
         for batch in [1_u64, 64, 256] {
             let layer = load(name, &[&format!("layer.batch={batch}")]).layer;
             let fused = kernel(&layer, "fused", "op2-7a");
@@ -170,7 +179,10 @@ fn the_fused_step_moves_the_state_twice_and_little_else() {
             assert_eq!(conv, 2 * 3 * 2 * layer.qkv_width() as u64 * batch);
             // What is left are parameters, the same for every batch.
             let rest = fused.hbm_bytes() - conv - (state + (2 * 128 + 2 * 128) * 2 + gates) * heads;
-            assert!(rest <= 2 * 4 * layer.qkv_width() as u64 + 4 * 32 * 129, "{name} {rest}");
+            assert!(
+                rest <= 2 * 4 * layer.qkv_width() as u64 + 4 * 32 * 129,
+                "{name} {rest}"
+            );
         }
     }
 }
@@ -237,23 +249,33 @@ fn a_readout_that_does_not_wait_is_never_slower() {
     for chip in hardware::shipped() {
         let (chip, _) = hardware::load_with::<&str>(chip, &[]).expect("a chip");
         for products in ["vector", "matrix"] {
-            for plan in ["fused", "unfused"] {
-                let time = |readout: &str| -> f64 {
-                    let fields = [
-                        format!("layer.readout={readout}"),
-                        format!("layer.state_products={products}"),
-                    ];
-                    let fields: Vec<&str> = fields.iter().map(String::as_str).collect();
-                    let layer = load("kda_decode", &fields).layer;
-                    kernels(&layer, plan)
-                        .iter()
-                        .map(|k| time_kernel(k, &chip).total_us)
-                        .sum()
-                };
-                let (after, before) = (time("after_update"), time("before_update"));
-                // One part in a thousand million covers the rounding of sums.
-                assert!(before <= after * (1.0 + 1e-9), "{} {products} {plan}: {before} {after}", chip.name);
-            }
+            let layer = |readout: &str| {
+                let fields = [
+                    format!("layer.readout={readout}"),
+                    format!("layer.state_products={products}"),
+                ];
+                let fields: Vec<&str> = fields.iter().map(String::as_str).collect();
+                load("kda_decode", &fields).layer
+            };
+            let (after, before) = (layer("after_update"), layer("before_update"));
+            // Kernel by kernel the state is read once less.
+            let unfused = |layer: &Layer| -> f64 {
+                let times = kernels(layer, "unfused");
+                times.iter().map(|k| time_kernel(k, &chip).total_us).sum()
+            };
+            assert!(unfused(&before) < unfused(&after), "{} {products}", chip.name);
+            // In one kernel the chain is shorter, and two products with the state become one.
+            let fused = |layer: &Layer| time_kernel(&kernel(layer, "fused", "op2-7a"), &chip);
+            let (after, before) = (fused(&after), fused(&before));
+            let place = format!("{} {products}: {before:?} {after:?}", chip.name);
+            assert!(before.latency_us < after.latency_us, "{place}");
+            // `q . k` and its product with `u` are more vector work; where throughput binds, no more than that is lost.
+            let added = match products {
+                "vector" => before.vpu_us - after.vpu_us,
+                _ => 0.0,
+            };
+            assert!(before.total_us <= after.total_us + added, "{place}");
+            assert!(added <= 0.01 * after.total_us, "{place}");
         }
     }
 }
@@ -274,10 +296,16 @@ fn memory_binds_the_fused_step() {
 fn fields_of_the_other_pass_are_refused_in_their_place() {
     for (field, message) in [
         ("layer.gram=pivot", "`pass: decode` does not read `gram`"),
-        ("layer.inverse=blocked16", "`pass: decode` does not read `inverse`"),
+        (
+            "layer.inverse=blocked16",
+            "`pass: decode` does not read `inverse`",
+        ),
         ("layer.tokens=8", "expected `1` or no key, found `8`"),
         ("layer.chunk=64", "expected `1` or no key, found `64`"),
-        ("layer.sequences=[64, 32]", "`pass: decode` does not read `sequences`"),
+        (
+            "layer.sequences=[64, 32]",
+            "`pass: decode` does not read `sequences`",
+        ),
         ("layer.initial_state=zero", "reads the state of the token before"),
     ] {
         let text = workload::load("kda_decode", &[field])

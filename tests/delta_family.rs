@@ -122,7 +122,10 @@ impl Run {
                 let outputs = outputs.slice_axis(Axis(0), Slice::from(0..self.layer.tokens));
                 let error = relative_error(&outputs, &expected).expect("same shape");
                 assert!(error.within(EXACT), "output of head {at:?}: {error:?}");
-                let error = relative_error(&self.head(self.built.core.final_state.expect("a state"), at), &state);
+                let error = relative_error(
+                    &self.head(self.built.core.final_state.expect("a state"), at),
+                    &state,
+                );
                 let error = error.expect("same shape");
                 assert!(error.within(EXACT), "state of head {at:?}: {error:?}");
             }
@@ -340,7 +343,10 @@ fn deltaproduct_with_one_write_is_gdn() {
 fn assert_same(a: &Run, b: &Run) {
     for (a_value, b_value) in [
         (a.built.core.output, b.built.core.output),
-        (a.built.core.final_state.expect("a state"), b.built.core.final_state.expect("a state")),
+        (
+            a.built.core.final_state.expect("a state"),
+            b.built.core.final_state.expect("a state"),
+        ),
     ] {
         let error = relative_error(&a.values[&a_value], &b.values[&b_value]).expect("same shape");
         assert!(error.within(EXACT), "{error:?}");

@@ -31,8 +31,11 @@ pub(super) fn execute(out: &mut impl Write, format: Format) -> anyhow::Result<Ou
         let Some((stack, _)) = workload::load_stack::<&str>(name, &[])? else {
             continue;
         };
-        let kinds: Vec<String> =
-            stack.layers.iter().map(|layer| format!("{} x {}", layer.count, layer.name)).collect();
+        let kinds: Vec<String> = stack
+            .layers
+            .iter()
+            .map(|layer| format!("{} x {}", layer.count, layer.name))
+            .collect();
         entries.push(Entry {
             name,
             layer: format!("stack of {}", kinds.join(", ")),

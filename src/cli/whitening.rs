@@ -12,8 +12,8 @@ use crate::config::ConfigError;
 use crate::hardware;
 use crate::report::plot::{Theme, whitening as picture};
 use crate::report::table::{Cell, Column, Format, Table};
-use crate::study::whitening::whitening;
 use crate::report::whitening::WhiteningTable;
+use crate::study::whitening::whitening;
 use crate::study::{Chips, WhiteningRequest};
 
 /// Arguments of `tpusim whitening`.

@@ -285,7 +285,12 @@ impl Builder {
         let op = Op::SelectVisible { visibility, fill };
         let (ty, at) = (self.ty(scores).clone(), self.ty(origin).clone());
         if ty.shape.rank() < 2 || at.shape.dims() != [2] {
-            return self.fail(name, &op, scores, format!("needs a matrix and an origin, has {ty} and {at}"));
+            return self.fail(
+                name,
+                &op,
+                scores,
+                format!("needs a matrix and an origin, has {ty} and {at}"),
+            );
         }
         self.append(name, op, &[scores, origin], vec![ty])
     }
@@ -445,7 +450,12 @@ impl Builder {
             .iter()
             .find(|run| run.from.is_some_and(|from| from + run.rows > extent))
         {
-            return self.fail(name, &op, a, format!("{run:?} is outside dimension {axis} of {ty}"));
+            return self.fail(
+                name,
+                &op,
+                a,
+                format!("{run:?} is outside dimension {axis} of {ty}"),
+            );
         }
         let result = TensorType {
             shape: ty.shape.with(axis, runs.iter().map(|run| run.rows).sum()),
@@ -475,7 +485,13 @@ impl Builder {
     }
 
     /// Depthwise causal convolution of `x [.., T, E]` with `taps [width, E]`, sequence by sequence: `starts` are their first rows.
-    pub fn causal_convolution_packed(&mut self, name: &str, x: Value, taps: Value, starts: &[usize]) -> Value {
+    pub fn causal_convolution_packed(
+        &mut self,
+        name: &str,
+        x: Value,
+        taps: Value,
+        starts: &[usize],
+    ) -> Value {
         self.convolution(name, x, taps, None, starts)
     }
 
@@ -502,14 +518,22 @@ impl Builder {
             return self.fail(name, &op, x, format!("taps {tt} do not fit {tx}"));
         }
         if !ascending_from_zero(starts, tx.shape.from_end(1)) {
-            let problem = format!("{} sequence starts do not ascend from 0 inside {tx}", starts.len());
+            let problem = format!(
+                "{} sequence starts do not ascend from 0 inside {tx}",
+                starts.len()
+            );
             return self.fail(name, &op, x, problem);
         }
         let mut operands = vec![x, taps];
         if let Some(history) = history {
             let th = self.ty(history).clone();
             if width < 2 || th.shape != tx.shape.with(tx.shape.rank() - 2, width - 1) {
-                return self.fail(name, &op, x, format!("history {th} does not fit {tx} and {width} taps"));
+                return self.fail(
+                    name,
+                    &op,
+                    x,
+                    format!("history {th} does not fit {tx} and {width} taps"),
+                );
             }
             operands.push(history);
         }
@@ -571,7 +595,8 @@ impl Builder {
         let body = |b: &mut Builder, carry: &[Value], _: &[Value], invariant: &[Value]| {
             (body(b, carry, invariant), Vec::new())
         };
-        self.looped(name, 0, (Some(trips), &[0]), (carries, &[], invariants), body).0
+        self.looped(name, 0, (Some(trips), &[0]), (carries, &[], invariants), body)
+            .0
     }
 
     /// A loop along dimension `axis` of the `scanned` operands.
@@ -596,7 +621,10 @@ impl Builder {
     /// A [`Builder::scan`] over sequences one after the other: at every trip of `segments` the carries start anew.
     ///
     /// With several segments, carries have one entry per segment in dimension 0, here and in the results; the body sees one of them.
-    #[expect(clippy::too_many_arguments, reason = "the operands of a loop, each of its own kind")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the operands of a loop, each of its own kind"
+    )]
     pub fn segmented_scan<F>(
         &mut self,
         name: &str,
@@ -645,30 +673,29 @@ impl Builder {
                     if shape.dims().first() == Some(&segments.len()) {
                         shape = shape.with(0, 1);
                     } else {
-                        let problem = format!("carry {ty} has no entry for each of {} segments", segments.len());
+                        let problem =
+                            format!("carry {ty} has no entry for each of {} segments", segments.len());
                         inner.fail_scan(name, problem);
                     }
                 }
                 let dims = shape.dims().to_vec();
                 inner.input(&format!("{label}{i}"), dims, ty.dtype, Role::Body, Init::Zeros)
             };
-        let declare_all =
-            |inner: &mut Builder,
-             outer: &Self,
-             values: &[Value],
-             sliced: bool,
-             label: &str,
-             declare: &mut dyn FnMut(&mut Builder, &Self, Value, bool, &str, usize) -> Value|
-             -> Vec<Value> {
-                values
-                    .iter()
-                    .enumerate()
-                    .map(|(i, &v)| declare(inner, outer, v, sliced, label, i))
-                    .collect()
-            };
-        let c = declare_all(&mut inner, self, carries, false, "carry", &mut declare);
-        let s = declare_all(&mut inner, self, scanned, true, "slice", &mut declare);
-        let v = declare_all(&mut inner, self, invariants, false, "invariant", &mut declare);
+        let c = carries
+            .iter()
+            .enumerate()
+            .map(|(i, &v)| declare(&mut inner, self, v, false, "carry", i))
+            .collect::<Vec<_>>();
+        let s = scanned
+            .iter()
+            .enumerate()
+            .map(|(i, &v)| declare(&mut inner, self, v, true, "slice", i))
+            .collect::<Vec<_>>();
+        let v = invariants
+            .iter()
+            .enumerate()
+            .map(|(i, &v)| declare(&mut inner, self, v, false, "invariant", i))
+            .collect::<Vec<_>>();
         let (next, stacked) = body(&mut inner, &c, &s, &v);
         for (i, (&before, &after)) in c.iter().zip(&next).enumerate() {
             if inner.ty(before) != inner.ty(after) {
@@ -688,7 +715,10 @@ impl Builder {
         }
         let trips = trips.unwrap_or(0);
         if !ascending_from_zero(segments, trips) {
-            let problem = format!("{} segments do not ascend from 0 below {trips} trips", segments.len());
+            let problem = format!(
+                "{} segments do not ascend from 0 below {trips} trips",
+                segments.len()
+            );
             inner.fail_scan(name, problem);
         }
         let mut results: Vec<TensorType> = carries.iter().map(|&value| self.ty(value).clone()).collect();
@@ -768,7 +798,8 @@ impl Builder {
                 if shape.dims().get(axis) == Some(&extent) {
                     shape = shape.without(axis);
                 } else {
-                    let problem = format!("{label} {i}, {ty}, does not have {extent} blocks along dimension {axis}");
+                    let problem =
+                        format!("{label} {i}, {ty}, does not have {extent} blocks along dimension {axis}");
                     inner.fail_scan(name, problem);
                 }
                 let dims = shape.dims().to_vec();
@@ -783,7 +814,10 @@ impl Builder {
         let next = body(&mut inner, &c, &r, &k, origin);
         let same = next.len() == c.len() && c.iter().zip(&next).all(|(&a, &b)| inner.ty(a) == inner.ty(b));
         if !same {
-            inner.fail_scan(name, "the carries that come out differ from those that go in".to_owned());
+            inner.fail_scan(
+                name,
+                "the carries that come out differ from those that go in".to_owned(),
+            );
         }
         for (i, &value) in next.iter().enumerate() {
             inner.output(&format!("carry{i}"), value);

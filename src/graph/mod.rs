@@ -14,7 +14,9 @@ mod table;
 pub mod work;
 
 pub use build::{BuildError, Builder};
-pub use op::{Function, Init, Mask, Op, PairLoop, Precision, ReduceFunction, Role, RowRun, Scan, matmul_dtype};
+pub use op::{
+    Function, Init, Mask, Op, PairLoop, Precision, ReduceFunction, Role, RowRun, Scan, matmul_dtype,
+};
 pub use pairs::{BlockPairs, PairKind, Visibility};
 pub use shape::{Shape, TensorType};
 pub use stage::Stage;

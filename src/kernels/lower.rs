@@ -231,7 +231,9 @@ fn pair_loops<'a>(
 
 /// Trips of all loops over pairs: a grid step is one trip of one of them.
 fn pair_trips(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
-    pair_loops(graph, members).map(|(_, scan)| scan.trips as u64).sum()
+    pair_loops(graph, members)
+        .map(|(_, scan)| scan.trips as u64)
+        .sum()
 }
 
 /// Intermediates of one trip of a loop over pairs, of one head.
@@ -249,7 +251,6 @@ fn pair_live_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
         .max()
         .unwrap_or(0)
 }
-
 
 fn grid(graph: &Graph, members: &BTreeSet<NodeId>) -> Option<Grid> {
     // Attention: a unit is a query block of a head, its steps are the key blocks it visits, on average where the mask is causal.
@@ -281,7 +282,13 @@ fn grid(graph: &Graph, members: &BTreeSet<NodeId>) -> Option<Grid> {
         .flat_map(|&id| graph.operands(id))
         .find_map(|operand| {
             let dims = graph.ty(operand).shape.dims();
-            let state = matches!(graph.node(operand.node).op, Op::Input { role: Role::State, .. });
+            let state = matches!(
+                graph.node(operand.node).op,
+                Op::Input {
+                    role: Role::State,
+                    ..
+                }
+            );
             (state && dims.len() == 5).then(|| dims[..3].iter().map(|&d| d as u64).product())
         });
     if let Some(parallel) = states {

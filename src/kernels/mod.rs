@@ -173,7 +173,11 @@ impl Kernel {
     /// Bytes of one key head that have to stay on chip for keys and values to be read once; 0 for kernels without such operands.
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
-        self.reads.iter().filter_map(|t| t.columns).map(|c| c.resident).sum()
+        self.reads
+            .iter()
+            .filter_map(|t| t.columns)
+            .map(|c| c.resident)
+            .sum()
     }
 
     /// The same kernel with the blocks of keys and values fetched again for every pair of blocks.

@@ -81,8 +81,8 @@ impl Plan {
     #[must_use]
     pub fn named(name: &str, program: Program) -> Option<Plan> {
         use Stage::{
-            Attention, Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan, Whitening,
-            WyFactors,
+            Attention, Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan,
+            Whitening, WyFactors,
         };
         let span = |first, last| Group {
             first,

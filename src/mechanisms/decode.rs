@@ -9,8 +9,8 @@
 //! output is read from the state as computed, before it is rounded to its storage format. Stages: state read, prediction and
 //! update are op6, the readout after the update and the sum of the readout before it op7a.
 
-use super::state::{decode_state, encode_state};
 use super::gram::expand;
+use super::state::{decode_state, encode_state};
 use super::{Core, Recurrence};
 use crate::dtype::Dtype;
 use crate::graph::{Builder, Init, Precision, ReduceFunction, Role, Stage, Value};

@@ -108,26 +108,34 @@ pub fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
     let sequences = value[0] * layer.sequences.len().max(1);
     let state = [sequences, value[1], value[2].max(shared), layer.key_dim, value[5]];
     let (initial, initial_state) = initial_carry(b, layer, state);
-    let (carries, stacks) = b.segmented_scan("S", 3, &layer.first_chunks(), &initial, &slices, &[], |body, carry, slice, _| {
-        let (u0, w, x) = (slice[0], slice[1], slice[2]);
-        let s = decode_state(body, layer.state, carry);
-        let operand = state_operand(body, layer, s, carry);
-        let ws = body.matmul("W S", w, operand, layer.state_precision);
-        let u0 = body.cast("U0_f32", u0, Dtype::F32);
-        let u = body.subtract("U", u0, ws);
-        let u = body.cast("U_rounded", u, act);
-        let s = body.cast("S_f32", s, Dtype::F32);
-        let s = match slice.get(3) {
-            Some(&decay) => body.multiply("D S", s, decay),
-            None => s,
-        };
-        let update = body.matmul_at("X^T U", x, u, Precision::Default);
-        let next = body.add("S'", s, update);
-        let next = encode_state(body, layer.state, next);
-        let mut stacks = vec![u];
-        stacks.extend(carry);
-        (next, stacks)
-    });
+    let (carries, stacks) = b.segmented_scan(
+        "S",
+        3,
+        &layer.first_chunks(),
+        &initial,
+        &slices,
+        &[],
+        |body, carry, slice, _| {
+            let (u0, w, x) = (slice[0], slice[1], slice[2]);
+            let s = decode_state(body, layer.state, carry);
+            let operand = state_operand(body, layer, s, carry);
+            let ws = body.matmul("W S", w, operand, layer.state_precision);
+            let u0 = body.cast("U0_f32", u0, Dtype::F32);
+            let u = body.subtract("U", u0, ws);
+            let u = body.cast("U_rounded", u, act);
+            let s = body.cast("S_f32", s, Dtype::F32);
+            let s = match slice.get(3) {
+                Some(&decay) => body.multiply("D S", s, decay),
+                None => s,
+            };
+            let update = body.matmul_at("X^T U", x, u, Precision::Default);
+            let next = body.add("S'", s, update);
+            let next = encode_state(body, layer.state, next);
+            let mut stacks = vec![u];
+            stacks.extend(carry);
+            (next, stacks)
+        },
+    );
     let final_state = decode_state(b, layer.state, &carries);
     let final_state = b.cast("S_final", final_state, Dtype::F32);
 

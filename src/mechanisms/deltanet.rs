@@ -16,7 +16,12 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     source: "arXiv 2406.06484",
     packed: false,
     granularity: |_| Granularity::None,
-    fields: &[fields::COMMON, fields::PACKED, fields::DECODE, fields::DELTA_ONE_READ],
+    fields: &[
+        fields::COMMON,
+        fields::PACKED,
+        fields::DECODE,
+        fields::DELTA_ONE_READ,
+    ],
     defaults: Defaults {
         inverse: InverseVariant::Blocked16,
         decay_gate: DecayGate::Softplus,

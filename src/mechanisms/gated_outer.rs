@@ -52,16 +52,24 @@ pub(super) fn append(
     let (initial, initial_state) = initial_carry(b, layer, state);
     let mut scanned = vec![updates];
     scanned.extend(decays.chunk);
-    let (carries, entries) = b.segmented_scan("S", 3, &layer.first_chunks(), &initial, &scanned, &[], |body, carry, slice, _| {
-        let s = decode_state(body, layer.state, carry);
-        let s = body.cast("S_f32", s, Dtype::F32);
-        let decayed = match slice.get(1) {
-            Some(&decay) => body.multiply("D S", s, decay),
-            None => s,
-        };
-        let next = body.add("S'", decayed, slice[0]);
-        (encode_state(body, layer.state, next), carry.to_vec())
-    });
+    let (carries, entries) = b.segmented_scan(
+        "S",
+        3,
+        &layer.first_chunks(),
+        &initial,
+        &scanned,
+        &[],
+        |body, carry, slice, _| {
+            let s = decode_state(body, layer.state, carry);
+            let s = body.cast("S_f32", s, Dtype::F32);
+            let decayed = match slice.get(1) {
+                Some(&decay) => body.multiply("D S", s, decay),
+                None => s,
+            };
+            let next = body.add("S'", decayed, slice[0]);
+            (encode_state(body, layer.state, next), carry.to_vec())
+        },
+    );
     let final_state = decode_state(b, layer.state, &carries);
     let final_state = b.cast("S_final", final_state, Dtype::F32);
 
@@ -176,7 +184,11 @@ fn retention(b: &mut Builder, layer: &Layer) -> Decays {
     };
     let tokens = layer.tokens;
     // All chunks are alike but a shorter last one; the scan takes one decay per chunk in any case.
-    let (alike, length) = if tokens.is_multiple_of(c) { (1, c) } else { (n, tokens) };
+    let (alike, length) = if tokens.is_multiple_of(c) {
+        (1, c)
+    } else {
+        (n, tokens)
+    };
     Decays {
         cumulative: None,
         mask: table("gamma^(i-j)", 1, c, c, Table::RetentionMask),

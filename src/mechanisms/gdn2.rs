@@ -18,9 +18,14 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     source: "arXiv 2605.22791",
     packed: false,
     granularity: |_| Granularity::Channel,
-    fields: &[fields::COMMON,
+    fields: &[
+        fields::COMMON,
         fields::PACKED,
-        fields::DECODE, fields::GRAM, fields::DECAY, fields::DELTA],
+        fields::DECODE,
+        fields::GRAM,
+        fields::DECAY,
+        fields::DELTA,
+    ],
     defaults: Defaults {
         inverse: InverseVariant::Blocked16,
         decay_gate: DecayGate::Softplus,

@@ -60,11 +60,26 @@ pub(super) fn append(
         }
         Some(decays) => {
             let rows = [
-                Rows { name: "Q", operand: ops.query, cumulative: decays.query_cumulative },
-                Rows { name: "R", operand: ops.read, cumulative: decays.read_cumulative },
+                Rows {
+                    name: "Q",
+                    operand: ops.query,
+                    cumulative: decays.query_cumulative,
+                },
+                Rows {
+                    name: "R",
+                    operand: ops.read,
+                    cumulative: decays.read_cumulative,
+                },
             ];
-            let columns = [Columns { name: "X", operand: ops.write }];
-            let operands = Operands { rows: &rows, columns: &columns, cumulative: decays.cumulative };
+            let columns = [Columns {
+                name: "X",
+                operand: ops.write,
+            }];
+            let operands = Operands {
+                rows: &rows,
+                columns: &columns,
+                cumulative: decays.cumulative,
+            };
             let grams = all(b, variant, pivot, operand_dtype, operands);
             (grams[0], grams[1])
         }
@@ -438,7 +453,9 @@ fn causal_pivots(b: &mut Builder, dtype: Dtype, ops: Operands) -> Vec<Value> {
             full.push(b.pad("P_block_wide", part, 5, c));
         }
     }
-    full.iter().map(|blocks| b.concatenate("P_full", blocks, 4)).collect()
+    full.iter()
+        .map(|blocks| b.concatenate("P_full", blocks, 4))
+        .collect()
 }
 
 /// Diagonal blocks of every Gram, all of a chunk at once: `[.., blocks, block, block]`. `rows`, `columns` and `g` are f32 on all channels.

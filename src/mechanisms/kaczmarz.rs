@@ -21,9 +21,14 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     source: "arXiv 2605.08587",
     packed: false,
     granularity: |_| Granularity::Scalar,
-    fields: &[fields::COMMON,
+    fields: &[
+        fields::COMMON,
         fields::PACKED,
-        fields::DECODE, fields::GRAM, fields::DECAY, fields::DELTA],
+        fields::DECODE,
+        fields::GRAM,
+        fields::DECAY,
+        fields::DELTA,
+    ],
     defaults: Defaults {
         inverse: InverseVariant::Blocked16,
         decay_gate: DecayGate::Softplus,

@@ -169,12 +169,7 @@ pub(super) fn split(b: &mut Builder, layer: &Layer, qkv: Value) -> [Value; 3] {
 }
 
 /// Queries, keys and values, rounded and in core layout.
-pub(super) fn chunked(
-    b: &mut Builder,
-    layer: &Layer,
-    [query, key, value]: [Value; 3],
-    packed: bool,
-) -> Qkv {
+pub(super) fn chunked(b: &mut Builder, layer: &Layer, [query, key, value]: [Value; 3], packed: bool) -> Qkv {
     let heads = layer.key_heads;
     let chunked =
         |b: &mut Builder, layer: &Layer, name: &str, value: Value, shared: usize, channels: usize| {

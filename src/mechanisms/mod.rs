@@ -11,8 +11,8 @@
 //! has extent 1 in the third dimension; a packed mechanism puts the values of a key head side by side into one wide channel
 //! dimension, so its third dimension is 1 everywhere.
 
-mod conjugate_gradient;
 mod comba;
+mod conjugate_gradient;
 mod decode;
 pub mod delta_rule;
 mod deltanet;
@@ -21,8 +21,8 @@ mod diagonal_low_rank;
 mod flash;
 mod gated_outer;
 pub mod gates;
-mod gdn2;
 mod gdn;
+mod gdn2;
 mod gla;
 mod gram;
 mod inverse;
@@ -46,8 +46,8 @@ mod spd_sla_w;
 mod state;
 mod whitening;
 
-pub use inverse::append_inverse;
 pub use gated_outer::NORMALISER_EPSILON;
+pub use inverse::append_inverse;
 pub use mesanet::{MesaOperator, append_mesa_solve};
 pub use registry::{Defaults, Mechanism, fields};
 pub use whitening::{RIDGE, append_newton_schulz, append_polar, append_whitened, normalised};

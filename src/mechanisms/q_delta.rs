@@ -23,9 +23,14 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     source: "arXiv 2606.08804",
     packed: false,
     granularity: |_| Granularity::Scalar,
-    fields: &[fields::COMMON,
+    fields: &[
+        fields::COMMON,
         fields::PACKED,
-        fields::DECODE, fields::GRAM, fields::DECAY, fields::DELTA],
+        fields::DECODE,
+        fields::GRAM,
+        fields::DECAY,
+        fields::DELTA,
+    ],
     defaults: Defaults {
         inverse: InverseVariant::Blocked16,
         decay_gate: DecayGate::Softplus,

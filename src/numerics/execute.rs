@@ -336,7 +336,9 @@ impl<R: Real> Run<'_, R> {
                 }
                 let position = position - carries.len();
                 let at = if position < pairs.rows { row } else { column };
-                if let Some(whole) = scanned.get(position) { Some(whole.clone().index_axis_move(axis, at)) } else {
+                if let Some(whole) = scanned.get(position) {
+                    Some(whole.clone().index_axis_move(axis, at))
+                } else {
                     let origin = [row * blocks.block_q, column * blocks.block_kv];
                     let mut tensor = zeros::<R>(&[2]);
                     elements_mut(&mut tensor)

@@ -91,7 +91,12 @@ pub(super) fn pad<R: Real>(a: &Tensor<R>, axis: usize, dims: &[usize]) -> Outcom
 }
 
 /// Runs of rows of `axis` one after the other, zeros where a run has no source.
-pub(super) fn gather_rows<R: Real>(a: &Tensor<R>, axis: usize, runs: &[RowRun], dims: &[usize]) -> Outcome<R> {
+pub(super) fn gather_rows<R: Real>(
+    a: &Tensor<R>,
+    axis: usize,
+    runs: &[RowRun],
+    dims: &[usize],
+) -> Outcome<R> {
     let (_, extent, inner) = around(dims, axis);
     let rows = a.shape()[axis];
     let x = elements(a);

@@ -15,8 +15,8 @@ mod real;
 mod reduce;
 pub mod reference;
 pub mod round;
-pub mod spectrum;
 mod sequential;
+pub mod spectrum;
 mod sweep;
 
 pub use compare::{RelativeError, relative_error};

@@ -446,7 +446,11 @@ impl Page {
                 Cell::number(relative_error(rms), rms),
             ]
         };
-        let mut rows = vec![row("core output", numeric.output_rel_error, numeric.output_rms_error)];
+        let mut rows = vec![row(
+            "core output",
+            numeric.output_rel_error,
+            numeric.output_rms_error,
+        )];
         if let (Some(largest), Some(rms)) = (numeric.state_rel_error, numeric.state_rms_error) {
             rows.push(row("final state", largest, rms));
         }

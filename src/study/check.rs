@@ -9,8 +9,8 @@ use crate::graph::{BuildError, Value};
 use crate::layer::{Layer, Pass};
 use crate::mechanisms::{self, EXPONENT_LIMIT, LayerGraph};
 use crate::numerics::{
-    Arithmetic, ExecuteError, Execution, Real, RelativeError, Tensor, execute, memory_estimate, relative_error, seeded_inputs,
-    to_f32,
+    Arithmetic, ExecuteError, Execution, Real, RelativeError, Tensor, execute, memory_estimate,
+    relative_error, seeded_inputs, to_f32,
 };
 use crate::report::result::NumericResult;
 use crate::workload::Workload;
@@ -103,7 +103,11 @@ pub fn check(workload: &Workload, extent: Extent) -> Result<NumericResult, Check
     keep.extend(core.initial_state);
     let tokens = match layer.pass {
         Pass::Forward => None,
-        Pass::Decode => Some(seeded_tokens(&layer, workload.numeric.tokens, workload.numeric.seed)?),
+        Pass::Decode => Some(seeded_tokens(
+            &layer,
+            workload.numeric.tokens,
+            workload.numeric.seed,
+        )?),
     };
     let exact = match &tokens {
         None => execute(graph, &inputs, &keep, Arithmetic::Exact)?,

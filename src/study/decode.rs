@@ -17,7 +17,13 @@ use crate::numerics::{Arithmetic, Execution, Real, Tensor, execute, seeded_input
 pub fn seeded_tokens(layer: &Layer, steps: usize, seed: u64) -> Result<Tensor<f64>, CheckError> {
     let mut b = Builder::new(Stage::Projections);
     let dims = [layer.batch, steps, layer.model_width];
-    let x = b.input("x", dims, layer.activations, Role::Activation, Init::Normal { std: 1.0 });
+    let x = b.input(
+        "x",
+        dims,
+        layer.activations,
+        Role::Activation,
+        Init::Normal { std: 1.0 },
+    );
     let graph = b.finish()?;
     seeded_inputs(&graph, seed)
         .remove(&x.node)
@@ -46,7 +52,15 @@ pub fn run_steps<R: Real>(
         .ok_or_else(|| fault("x", "is no input of the graph"))?;
     let states: Vec<(NodeId, Value)> = graph
         .inputs()
-        .filter(|(_, node)| matches!(node.op, Op::Input { role: Role::State, .. }))
+        .filter(|(_, node)| {
+            matches!(
+                node.op,
+                Op::Input {
+                    role: Role::State,
+                    ..
+                }
+            )
+        })
         .filter_map(|(id, node)| Some((id, graph.output(&node.name)?)))
         .collect();
     let scale = graph.output("state_scale");
@@ -70,10 +84,14 @@ pub fn run_steps<R: Real>(
             }
         }
         for &value in &kept {
-            let Some(tensor) = execution.values.get(&value) else { continue };
+            let Some(tensor) = execution.values.get(&value) else {
+                continue;
+            };
             steps.entry(value).or_default().push(tensor.clone());
         }
-        let codes = core.final_state.and_then(|state| Some((state, execution.values.get(&state)?)));
+        let codes = core
+            .final_state
+            .and_then(|state| Some((state, execution.values.get(&state)?)));
         if let (Some(scale), Some((final_state, codes))) = (scale, codes) {
             let scale = execution
                 .values

@@ -69,7 +69,12 @@ pub(super) fn by_token(
                     }
                     Recurrence::Mesa(inputs) => mesa(inputs, &head)?,
                 };
-                put(&mut output, head.at, part.as_ref().map_or(0, |p| p.start), &result.outputs);
+                put(
+                    &mut output,
+                    head.at,
+                    part.as_ref().map_or(0, |p| p.start),
+                    &result.outputs,
+                );
                 if let Some(state) = &mut state {
                     put(state, [entry, key_head, value_head], 0, &result.state);
                 }
@@ -110,7 +115,7 @@ fn delta_rule(
         });
     }
     let mut query = Array2::zeros(write_key.dim());
-    let last = Slice::new(writes as isize - 1, None, writes as isize);
+    let last = Slice::new(writes.cast_signed() - 1, None, writes.cast_signed());
     query.slice_axis_mut(Axis(0), last).assign(&queries);
     let mut result = reference::delta_rule(&query, &write_key, &read_key, &value, &decay, initial, read)
         .map_err(misfit)?;
@@ -153,9 +158,8 @@ fn gated_outer_product(
         None => None,
     };
     let bonus = bonus.as_ref().map(|bonus| bonus.row(0));
-    let mut result =
-        reference::gated_outer_product(&query, &key, &value, &decay, bonus.as_deref(), initial)
-            .map_err(misfit)?;
+    let mut result = reference::gated_outer_product(&query, &key, &value, &decay, bonus.as_deref(), initial)
+        .map_err(misfit)?;
     match inputs.readout {
         Readout::Plain => {}
         Readout::Skip { weight, input } => {
@@ -169,8 +173,8 @@ fn gated_outer_product(
             };
             // The sum of keys is the state of a head whose values are all one.
             let ones = Array2::ones((rows, 1));
-            let sums = reference::gated_outer_product(&query, &key, &ones, &decay, None, &start)
-                .map_err(misfit)?;
+            let sums =
+                reference::gated_outer_product(&query, &key, &ones, &decay, None, &start).map_err(misfit)?;
             result.outputs /= &(sums.outputs + NORMALISER_EPSILON);
         }
     }
@@ -194,14 +198,14 @@ fn diagonal_low_rank(
 }
 
 /// Softmax attention of one head; keys have their own number of padded rows.
-fn softmax(
-    inputs: &SoftmaxInputs,
-    layer: &Layer,
-    head: &Head<'_>,
-) -> Result<Array2<f64>, CheckError> {
+fn softmax(inputs: &SoftmaxInputs, layer: &Layer, head: &Head<'_>) -> Result<Array2<f64>, CheckError> {
     let query = head.rows(inputs.query, "query")?;
     let (key, value) = (head.rows(inputs.key, "key")?, head.rows(inputs.value, "value")?);
-    let valid = if layer.attention.causal { key.nrows() } else { layer.tokens };
+    let valid = if layer.attention.causal {
+        key.nrows()
+    } else {
+        layer.tokens
+    };
     let mask = reference::AttentionMask {
         causal: layer.attention.causal,
         window: layer.attention.window,
@@ -274,7 +278,10 @@ fn put(tensor: &mut ArrayD<f64>, head: [usize; 3], start: usize, rows: &Array2<f
         part = part.index_axis_move(Axis(0), index);
     }
     let skipped = start * rows.ncols();
-    part.iter_mut().skip(skipped).zip(rows).for_each(|(to, from)| *to = *from);
+    part.iter_mut()
+        .skip(skipped)
+        .zip(rows)
+        .for_each(|(to, from)| *to = *from);
 }
 
 /// A decay per channel from one per tile.

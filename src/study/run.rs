@@ -130,8 +130,15 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
         },
     };
     result.headline = headline(workload, &result);
-    if let Some(node) = result.numeric.as_ref().and_then(|numeric| numeric.non_finite.as_ref()) {
-        result.headline = format!("NOT USABLE as it stands, {node} is not finite (remedy below): {}", result.headline);
+    if let Some(node) = result
+        .numeric
+        .as_ref()
+        .and_then(|numeric| numeric.non_finite.as_ref())
+    {
+        result.headline = format!(
+            "NOT USABLE as it stands, {node} is not finite (remedy below): {}",
+            result.headline
+        );
     }
     Ok(result)
 }
@@ -465,10 +472,16 @@ fn padding_warning(layer: &Layer) -> Option<String> {
     }
     let whole: usize = match layer.sequences.len() {
         0 => rows,
-        _ => layer.sequences.iter().map(|n| n.next_multiple_of(layer.chunk)).sum(),
+        _ => layer
+            .sequences
+            .iter()
+            .map(|n| n.next_multiple_of(layer.chunk))
+            .sum(),
     };
     let advice = if whole < rows {
-        format!("whole chunks need {whole} rows, the rest is `padded_rows`; use a smaller chunk, or fewer rows")
+        format!(
+            "whole chunks need {whole} rows, the rest is `padded_rows`; use a smaller chunk, or fewer rows"
+        )
     } else {
         "use a smaller chunk, or longer sequences".to_owned()
     };
@@ -490,12 +503,14 @@ fn numeric_warnings(numeric: Option<&NumericResult>) -> Vec<String> {
     let Some(numeric) = numeric else { return Vec::new() };
     let mut warnings = Vec::new();
     if let (Some(worst), Some(limit)) = (numeric.overflow_exponent, numeric.overflow_limit)
-        && worst > limit && numeric.non_finite.is_none() {
-            warnings.push(format!(
+        && worst > limit
+        && numeric.non_finite.is_none()
+    {
+        warnings.push(format!(
                 "the gate allows Gram operands of exp({worst:.0}), beyond the largest finite number exp({limit:.1}); these inputs stay below, others need not: \
                  use a smaller chunk, a tighter decay bound, or a Gram of differences (`tile_masks`, `pivot_causal`, `scalar_mask`)"
             ));
-        }
+    }
     if numeric.non_finite.is_none() && numeric.output_rms_error > LARGE_ERROR {
         warnings.push(format!(
             "the output errs by {:.0} % of its size against the recurrence; use `inverse: block_doubling` with `inverse_precision: high`, or an f32 state",

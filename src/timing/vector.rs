@@ -61,7 +61,11 @@ impl Unit for VectorUnit {
                 occupancy.latency += latency.vector;
             }
             OpKind::Substitution { rows, columns } => {
-                let columns = if value_columns { columns.div_ceil(value_parts) } else { *columns };
+                let columns = if value_columns {
+                    columns.div_ceil(value_parts)
+                } else {
+                    *columns
+                };
                 substitution(chip, *rows, columns, occupancy);
             }
             OpKind::Cholesky { rows } => {

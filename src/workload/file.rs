@@ -10,8 +10,8 @@ use crate::graph::Precision;
 use crate::hardware;
 use crate::kernels::{Plan, Program};
 use crate::layer::{
-    Attention, DecayGate, FeatureMap, Forgetting, GramVariant, InitialState, InverseVariant, Layer, OutputGate, Pass,
-    PivotRow, ReadConvention, Readout, StateFormat, StateProducts, WhiteningSolver,
+    Attention, DecayGate, FeatureMap, Forgetting, GramVariant, InitialState, InverseVariant, Layer,
+    OutputGate, Pass, PivotRow, ReadConvention, Readout, StateFormat, StateProducts, WhiteningSolver,
 };
 use crate::mechanisms::{Granularity, Mechanism, fields, gram_variants};
 
@@ -358,12 +358,19 @@ struct Extents {
     padded_rows: Option<usize>,
 }
 
-fn extents(file: &LayerFile, pass: Pass, document: &Document, errors: &mut Vec<ConfigError>) -> Option<Extents> {
+fn extents(
+    file: &LayerFile,
+    pass: Pass,
+    document: &Document,
+    errors: &mut Vec<ConfigError>,
+) -> Option<Extents> {
     let sequences: Vec<usize> = file.sequences.iter().flatten().map(|s| s.0).collect();
     if pass == Pass::Decode {
         for (field, size) in [("tokens", file.tokens), ("chunk", file.chunk)] {
             if let Some(Size(size)) = size.filter(|s| s.0 != 1) {
-                let message = format!("`pass: decode` has one token per sequence; expected `1` or no key, found `{size}`");
+                let message = format!(
+                    "`pass: decode` has one token per sequence; expected `1` or no key, found `{size}`"
+                );
                 errors.push(document.error_at(&format!("layer.{field}"), message));
             }
         }
@@ -392,7 +399,8 @@ fn extents(file: &LayerFile, pass: Pass, document: &Document, errors: &mut Vec<C
         if sequences.is_empty() {
             complain(
                 "sequences",
-                "expected the length of at least one sequence, found none; remove the key or write `[8192]`".to_owned(),
+                "expected the length of at least one sequence, found none; remove the key or write `[8192]`"
+                    .to_owned(),
             );
         }
         if file.batch.0 != 1 {
@@ -411,7 +419,9 @@ fn extents(file: &LayerFile, pass: Pass, document: &Document, errors: &mut Vec<C
                 let count = sequences.len();
                 complain(
                     "tokens",
-                    format!("expected the sum {sum} of the {count} sequences, found `{tokens}`; remove the key or change a length"),
+                    format!(
+                        "expected the sum {sum} of the {count} sequences, found `{tokens}`; remove the key or change a length"
+                    ),
                 );
             }
             tokens
@@ -437,9 +447,9 @@ fn extents(file: &LayerFile, pass: Pass, document: &Document, errors: &mut Vec<C
     };
     let padded_rows = file.padded_rows.map(|s| s.0);
     if let Some(rows) = padded_rows {
-        let needed = sequences
-            .iter()
-            .fold(0_usize, |sum, n| sum.saturating_add(n.div_ceil(chunk).saturating_mul(chunk)));
+        let needed = sequences.iter().fold(0_usize, |sum, n| {
+            sum.saturating_add(n.div_ceil(chunk).saturating_mul(chunk))
+        });
         if sequences.is_empty() {
             complain(
                 "padded_rows",
@@ -448,7 +458,9 @@ fn extents(file: &LayerFile, pass: Pass, document: &Document, errors: &mut Vec<C
         } else if rows > LARGEST_EXTENT || rows % chunk != 0 || rows < needed {
             complain(
                 "padded_rows",
-                format!("expected a multiple of chunk {chunk} from {needed} to {LARGEST_EXTENT}, found `{rows}`"),
+                format!(
+                    "expected a multiple of chunk {chunk} from {needed} to {LARGEST_EXTENT}, found `{rows}`"
+                ),
             );
         }
     }
@@ -481,7 +493,11 @@ fn layer(
         (_, true) => ("value_heads", file.value_heads),
         _ => ("key_heads", Some(file.key_heads)),
     };
-    let step_field = if mechanism.uses("chunk") { "chunk" } else { "block_q" };
+    let step_field = if mechanism.uses("chunk") {
+        "chunk"
+    } else {
+        "block_q"
+    };
     let Some(heads) = heads_field.1 else {
         let message = format!(
             "missing key `{}`; `{}` needs it, for instance `{}: {}`",
@@ -820,13 +836,14 @@ fn layer(
             ),
         );
     }
-    let doubles = pass == Pass::Forward && matches!(
-        inverse,
-        InverseVariant::Product
-            | InverseVariant::Newton
-            | InverseVariant::TwoLevel
-            | InverseVariant::BlockDoubling
-    );
+    let doubles = pass == Pass::Forward
+        && matches!(
+            inverse,
+            InverseVariant::Product
+                | InverseVariant::Newton
+                | InverseVariant::TwoLevel
+                | InverseVariant::BlockDoubling
+        );
     let rows = layer.micro_steps().chunk;
     if doubles && !rows.is_power_of_two() {
         let found = if householder_steps == 1 {
@@ -874,7 +891,10 @@ fn attention(
     };
     for (field, block) in [("block_q", attention.block_q), ("block_kv", attention.block_kv)] {
         if block > LARGEST_EXTENT {
-            complain(field, format!("expected at most {LARGEST_EXTENT}, found `{block}`"));
+            complain(
+                field,
+                format!("expected at most {LARGEST_EXTENT}, found `{block}`"),
+            );
         }
     }
     if attention.window.is_some() && !attention.causal {
@@ -892,11 +912,17 @@ fn attention(
             "counts the keys up to the query; expected `causal: true`, found `false`".to_owned(),
         );
     }
-    if attention.scale.is_some_and(|scale| !(scale > 0.0 && scale.is_finite())) {
+    if attention
+        .scale
+        .is_some_and(|scale| !(scale > 0.0 && scale.is_finite()))
+    {
         complain("scale", "expected a factor above zero".to_owned());
     }
     if !(attention.rotary_base > 1.0 && attention.rotary_base.is_finite()) {
-        complain("rotary_base", "expected a number above 1, such as `10000`".to_owned());
+        complain(
+            "rotary_base",
+            "expected a number above 1, such as `10000`".to_owned(),
+        );
     }
     let key_dim = file.key_dim.0;
     if latent {

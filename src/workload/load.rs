@@ -13,14 +13,20 @@ const SHIPPED: &[(&str, &str)] = &[
     ("sla_r2", include_str!("../../workloads/sla_r2.yaml")),
     ("kda", include_str!("../../workloads/kda.yaml")),
     ("gdn", include_str!("../../workloads/gdn.yaml")),
-    ("linear_attention", include_str!("../../workloads/linear_attention.yaml")),
+    (
+        "linear_attention",
+        include_str!("../../workloads/linear_attention.yaml"),
+    ),
     ("retnet", include_str!("../../workloads/retnet.yaml")),
     ("gla", include_str!("../../workloads/gla.yaml")),
     ("mamba2", include_str!("../../workloads/mamba2.yaml")),
     ("rwkv6", include_str!("../../workloads/rwkv6.yaml")),
     ("rwkv7", include_str!("../../workloads/rwkv7.yaml")),
     ("mesanet", include_str!("../../workloads/mesanet.yaml")),
-    ("mesanet_ungated", include_str!("../../workloads/mesanet_ungated.yaml")),
+    (
+        "mesanet_ungated",
+        include_str!("../../workloads/mesanet_ungated.yaml"),
+    ),
     ("spd_sla_w", include_str!("../../workloads/spd_sla_w.yaml")),
     ("sla_r4_chip", include_str!("../../workloads/sla_r4_chip.yaml")),
     ("kda_chip", include_str!("../../workloads/kda_chip.yaml")),
@@ -41,9 +47,15 @@ const SHIPPED: &[(&str, &str)] = &[
     ("kda_packed", include_str!("../../workloads/kda_packed.yaml")),
     ("kda_decode", include_str!("../../workloads/kda_decode.yaml")),
     ("gdn_decode", include_str!("../../workloads/gdn_decode.yaml")),
-    ("sla_r4_decode", include_str!("../../workloads/sla_r4_decode.yaml")),
+    (
+        "sla_r4_decode",
+        include_str!("../../workloads/sla_r4_decode.yaml"),
+    ),
     ("softmax_gqa", include_str!("../../workloads/softmax_gqa.yaml")),
-    ("softmax_window", include_str!("../../workloads/softmax_window.yaml")),
+    (
+        "softmax_window",
+        include_str!("../../workloads/softmax_window.yaml"),
+    ),
     ("mla", include_str!("../../workloads/mla.yaml")),
 ];
 
@@ -51,11 +63,20 @@ const SHIPPED: &[(&str, &str)] = &[
 const SHIPPED_STACKS: &[(&str, &str)] = &[
     ("hybrid_0L1A", include_str!("../../workloads/hybrid_0L1A.yaml")),
     ("hybrid_4L1A", include_str!("../../workloads/hybrid_4L1A.yaml")),
-    ("hybrid_4L1A_kda", include_str!("../../workloads/hybrid_4L1A_kda.yaml")),
+    (
+        "hybrid_4L1A_kda",
+        include_str!("../../workloads/hybrid_4L1A_kda.yaml"),
+    ),
     ("hybrid_7L1A", include_str!("../../workloads/hybrid_7L1A.yaml")),
-    ("hybrid_7L1A_kda", include_str!("../../workloads/hybrid_7L1A_kda.yaml")),
+    (
+        "hybrid_7L1A_kda",
+        include_str!("../../workloads/hybrid_7L1A_kda.yaml"),
+    ),
     ("hybrid_15L1A", include_str!("../../workloads/hybrid_15L1A.yaml")),
-    ("hybrid_15L1A_kda", include_str!("../../workloads/hybrid_15L1A_kda.yaml")),
+    (
+        "hybrid_15L1A_kda",
+        include_str!("../../workloads/hybrid_15L1A_kda.yaml"),
+    ),
 ];
 
 /// Names of the shipped stacks.
@@ -95,11 +116,12 @@ pub(super) fn read(name_or_path: &str) -> Result<Document, ConfigError> {
         }
         return Document::read(name_or_path);
     }
-    if let Some(text) = shipped_text(name_or_path) { Document::parse(&format!("workloads/{name_or_path}.yaml"), text) } else {
+    if let Some(text) = shipped_text(name_or_path) {
+        Document::parse(&format!("workloads/{name_or_path}.yaml"), text)
+    } else {
         let names = [shipped(), shipped_stacks()].concat();
         let tail = suggestion(name_or_path, &names, "shipped");
-        let message =
-            format!("unknown workload `{name_or_path}`; {tail}; a path to a file ends in `.yaml`");
+        let message = format!("unknown workload `{name_or_path}`; {tail}; a path to a file ends in `.yaml`");
         Err(ConfigError::argument(message))
     }
 }
@@ -126,7 +148,10 @@ pub fn load_baseline(name: &str, of: &str, document: &Document) -> Result<(Workl
         let message = if is_path(name) {
             format!("cannot find the baseline `{name}`; expected a file beside this one or a shipped name")
         } else {
-            format!("unknown workload `{name}`; {}", suggestion(name, &shipped(), "shipped"))
+            format!(
+                "unknown workload `{name}`; {}",
+                suggestion(name, &shipped(), "shipped")
+            )
         };
         return Err(document.error_at("baseline", message));
     };

@@ -7,9 +7,9 @@
 pub mod bars;
 mod canvas;
 mod place;
+pub mod probe;
 pub mod roofline;
 mod theme;
-pub mod probe;
 pub mod whitening;
 
 pub use canvas::PlotError;

@@ -89,13 +89,13 @@ impl<'a> Dots<'a> {
         }
     }
 
-    fn right(&self) -> f64 {
+    fn right() -> f64 {
         WIDTH - MARGIN - NUMBERS
     }
 
     fn x(&self, us: f64) -> f64 {
         let (low, high) = self.range;
-        self.left + (self.right() - self.left) * (us / low).ln() / (high / low).ln()
+        self.left + (Self::right() - self.left) * (us / low).ln() / (high / low).ln()
     }
 
     /// One, two and five of every power of ten inside the range.
@@ -120,7 +120,6 @@ impl<'a> Dots<'a> {
 
     /// A sign per chip: shape and colour, so that either is enough.
     fn sign<B: DrawingBackend>(
-        &self,
         canvas: &Canvas<B>,
         index: usize,
         (x, y): (f64, f64),
@@ -208,7 +207,7 @@ impl Picture for Dots<'_> {
         canvas.text(&title, (MARGIN, 22.0), HEAD, Anchor::Start, palette.ink)?;
         let mut x = MARGIN + 5.0;
         for (index, chip) in self.chips.iter().enumerate() {
-            self.sign(canvas, index, (x, 42.0))?;
+            Self::sign(canvas, index, (x, 42.0))?;
             canvas.text(chip, (x + 10.0, 46.0), BODY, Anchor::Start, palette.ink)?;
             x += 30.0 + text_width(chip, BODY);
         }
@@ -232,8 +231,8 @@ impl Picture for Dots<'_> {
             };
             canvas.text(&text, (x, bottom + 17.0), SMALL, Anchor::Middle, palette.quiet)?;
         }
-        canvas.line(&[(self.left, bottom), (self.right(), bottom)], palette.axis, 1.0)?;
-        let middle = f64::midpoint(self.left, self.right());
+        canvas.line(&[(self.left, bottom), (Self::right(), bottom)], palette.axis, 1.0)?;
+        let middle = f64::midpoint(self.left, Self::right());
         canvas.text(
             "time of the layer (logarithmic)",
             (middle, bottom + 36.0),
@@ -252,7 +251,7 @@ impl Picture for Dots<'_> {
                 Anchor::Start,
                 palette.quiet,
             )?;
-            canvas.line(&[(self.left, y), (self.right(), y)], palette.grid, 0.5)?;
+            canvas.line(&[(self.left, y), (Self::right(), y)], palette.grid, 0.5)?;
             // The first chip is on top where signs meet.
             for time in row
                 .times
@@ -261,7 +260,7 @@ impl Picture for Dots<'_> {
                 .filter(|t| t.total_us.is_finite() && t.total_us > 0.0)
             {
                 let index = self.chips.iter().position(|chip| *chip == time.chip).unwrap_or(0);
-                self.sign(canvas, index, (self.x(time.total_us), y))?;
+                Self::sign(canvas, index, (self.x(time.total_us), y))?;
             }
             self.numbers(canvas, row, y)?;
         }
