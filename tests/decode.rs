@@ -110,9 +110,9 @@ fn steps_are_the_forward_pass_token_by_token() {
             .collect();
         let tokens = &inputs[&by_name["x"]];
         assert_eq!(*tokens, seeded_tokens(&one, steps, 3).expect("drawn"));
-        let keep = [built.core.output, built.core.final_state];
+        let keep = [built.core.output, built.core.final_state.expect("a state")];
         let stepped = run_steps(&built, &mine, tokens, &keep, Arithmetic::Exact).expect("runs");
-        let names = [prefill.core.output, prefill.core.final_state];
+        let names = [prefill.core.output, prefill.core.final_state.expect("a state")];
         let reference = execute(&prefill.graph, &inputs, &names, Arithmetic::Exact).expect("runs");
         let chunks = &reference.values[&names[0]];
         let mut dims = chunks.shape().to_vec();
@@ -142,6 +142,7 @@ fn quantised_states_err_as_their_formats_say() {
         check(&load("sla_r4_decode", &fields), Extent::Sample)
             .expect("runs")
             .state_rms_error
+            .expect("a state")
     };
     let [full, half, quarter] = ["f32", "bf16", "row_fp8"].map(error);
     assert!(

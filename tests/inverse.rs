@@ -81,7 +81,7 @@ fn keys_gram(
     };
     let mut base: Vec<f64> = (0..dk).map(|_| normal()).collect();
     let length = base.iter().map(|x| x * x).sum::<f64>().sqrt();
-    base.iter_mut().for_each(|x| *x /= length);
+    base /= length;
     let keys: Vec<Vec<f64>> = (0..n)
         .map(|_| {
             let key: Vec<f64> = base.iter().map(|b| b + spread * normal()).collect();

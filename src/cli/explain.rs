@@ -51,7 +51,13 @@ pub(super) fn execute(out: &mut impl Write, args: &ExplainArgs) -> anyhow::Resul
     let in_plan = |plan: &str| args.plan.as_deref().is_none_or(|wanted| wanted == plan);
     let rows = plans.iter().filter(|p| in_plan(&p.plan)).flat_map(|p| &p.kernels);
     let Some(found) = rows.clone().find(|row| row.kernel.label == args.stage) else {
-        let names: Vec<&str> = rows.map(|row| row.kernel.label.as_str()).collect();
+        let mut names: Vec<&str> = Vec::new();
+        for row in rows {
+            // Plans share rows.
+            if !names.contains(&row.kernel.label.as_str()) {
+                names.push(&row.kernel.label);
+            }
+        }
         bail!(
             "unknown stage `{}`; {}",
             args.stage,
