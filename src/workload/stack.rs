@@ -141,9 +141,12 @@ fn layer(
         }
     }
     // The sample of the numeric check is never longer than the layer.
-    let sample = of_layer.node("numeric.tokens").map(|node| &node.value);
-    if let (Some(&Value::Int(sample)), Some(size)) = (sample, file.tokens)
-        && sample > size.0 as i64
+    let sample = match of_layer.node("numeric.tokens").map(|node| &node.value) {
+        Some(Value::Int(sample)) => usize::try_from(*sample).ok(),
+        _ => None,
+    };
+    if let (Some(sample), Some(size)) = (sample, file.tokens)
+        && sample > size.0
     {
         of_layer.set(&format!("numeric.tokens={}", size.0))?;
     }
