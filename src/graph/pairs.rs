@@ -76,9 +76,9 @@ impl BlockPairs {
         }
         if let Some(window) = seen.window {
             low = (first + 2).saturating_sub(window).div_ceil(bk).saturating_sub(1);
-            // The last key there is may lie before the window of the whole block.
-            if seen.keys.is_some_and(|keys| first + 1 >= keys + window) {
-                high = low;
+            // The first query sees the furthest back: beyond that, no key is left.
+            if seen.keys.is_some_and(|keys| keys + window < first + 2) {
+                high = 0;
             }
             if end > window {
                 whole_low = (end - 1 - window) / bk + 1;
