@@ -199,8 +199,13 @@ pub fn write_text(mut out: impl Write, result: &StackResult) -> io::Result<()> {
     for chip in &result.chips {
         writeln!(
             out,
-            "\n{}: {}, {}, {} cores at {} GHz",
-            chip.name, chip.title, chip.device, chip.cores, chip.clock_ghz
+            "\n{}: {}, {}, {} core{} at {} GHz",
+            chip.name,
+            chip.title,
+            chip.device,
+            chip.cores,
+            if chip.cores == 1 { "" } else { "s" },
+            chip.clock_ghz
         )?;
         times(result, chip).write_text(&mut out)?;
         writeln!(out, "rests on: {}", chip.coverage)?;

@@ -173,7 +173,7 @@ fn headline(result: &StackResult) -> String {
         return String::new();
     };
     format!(
-        "{} on {} ({}, {:.2} GHz): {:.3} ms {} for {} layers, no interval before calibration; {} x {} take {:.0} %; state {:.2} MiB, cache {:.2} MiB",
+        "{} on {} ({}, {:.2} GHz): {:.3} ms {} for {} layer{}, no interval before calibration; {} x {} take {:.0} %; state {:.2} MiB, cache {:.2} MiB",
         result.name,
         chip.name,
         chip.device,
@@ -181,6 +181,7 @@ fn headline(result: &StackResult) -> String {
         plan.total_us / 1e3,
         plan.name,
         result.layers,
+        if result.layers == 1 { "" } else { "s" },
         longest.count,
         longest.name,
         100.0 * longest.share,

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::Workload;
 use super::file::{Size, resolve};
 use super::load::{beside, read};
-use crate::config::{ConfigError, Document, listed};
+use crate::config::{ConfigError, Document, Value, listed};
 use crate::kernels::Plan;
 
 /// Layers of one kind.
@@ -139,6 +139,16 @@ fn layer(
         if let Some(size) = size {
             of_layer.set(&format!("{field}={}", size.0))?;
         }
+    }
+    // The sample of the numeric check is never longer than the layer.
+    let sample = match of_layer.node("numeric.tokens").map(|node| &node.value) {
+        Some(Value::Int(sample)) => usize::try_from(*sample).ok(),
+        _ => None,
+    };
+    if let (Some(sample), Some(size)) = (sample, file.tokens)
+        && sample > size.0
+    {
+        of_layer.set(&format!("numeric.tokens={}", size.0))?;
     }
     of_layer.set(&format!("plans=[{}]", file.plans.join(", ")))?;
     for (j, assignment) in entry.set.iter().enumerate() {
