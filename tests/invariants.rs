@@ -106,7 +106,7 @@ fn case() -> impl Strategy<Value = Case> {
 }
 
 impl Case {
-    fn with(&self, field: &'static str, value: impl ToString) -> Self {
+    fn with(&self, field: &'static str, value: usize) -> Self {
         let mut changed = self.clone();
         changed.fields.insert(field, value.to_string());
         changed
@@ -319,9 +319,9 @@ fn flops_of_a_scan_count_its_trips() -> Result<(), Box<dyn std::error::Error>> {
                     .collect::<Vec<_>>(),
             );
         }
-        for plan in 0..2 {
-            assert_eq!(flops[1][plan], 8 * flops[0][plan], "{name}");
-            assert_eq!(flops[2][plan], 16 * flops[0][plan], "{name}");
+        for (plan, &once) in flops[0].iter().enumerate() {
+            assert_eq!(flops[1][plan], 8 * once, "{name}");
+            assert_eq!(flops[2][plan], 16 * once, "{name}");
         }
         // Fusing moves data, not arithmetic.
         assert_eq!(flops[0][0], flops[0][1], "{name}");

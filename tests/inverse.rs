@@ -81,7 +81,9 @@ fn keys_gram(
     };
     let mut base: Vec<f64> = (0..dk).map(|_| normal()).collect();
     let length = base.iter().map(|x| x * x).sum::<f64>().sqrt();
-    base /= length;
+    for x in &mut base {
+        *x /= length;
+    }
     let keys: Vec<Vec<f64>> = (0..n)
         .map(|_| {
             let key: Vec<f64> = base.iter().map(|b| b + spread * normal()).collect();

@@ -1,4 +1,4 @@
-//! Gated outer products (linear attention, RetNet, GLA, Mamba-2, RWKV6): agreement with the token recurrence, work, errors of formats.
+//! Gated outer products (linear attention, `RetNet`, GLA, Mamba-2, RWKV6): agreement with the token recurrence, work, errors of formats.
 
 use tpusim::graph::work::{graph_work, stage_work};
 use tpusim::graph::{Graph, Op, Stage, Work};

@@ -1,6 +1,5 @@
 //! Conjugate gradients for many right-hand sides at once, one system per row: a loop of a fixed number of steps.
 
-use crate::dtype::Dtype;
 use crate::graph::{Builder, Function, Value};
 
 /// Approximate solutions `X [.., C, dk]` of `X A = rhs`, row by row, after `steps` steps from zero.
@@ -16,7 +15,7 @@ pub(super) fn append(
     invariants: &[Value],
     operator: impl FnOnce(&mut Builder, Value, &[Value]) -> Value,
 ) -> Value {
-    let zero = b.fill("X_0", b.dims(rhs), Dtype::F32, 0.0);
+    let zero = b.fill("X_0", b.dims(rhs), b.dtype(rhs), 0.0);
     let squared = b.multiply("R_squared", rhs, rhs);
     let d = b.sum_minor("d", squared);
     let quotient = |b: &mut Builder, name: &str, a: Value, divisor: Value| {

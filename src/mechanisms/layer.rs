@@ -208,7 +208,7 @@ fn decode_history(b: &mut Builder, layer: &Layer, qkv: Value) -> Option<Value> {
 
 /// Keys of every head, divided by their length: `[B, T, heads, dk]` in f32.
 pub(super) fn unit_length(b: &mut Builder, layer: &Layer, name: &str, channels: Value) -> Value {
-    let heads = b.shape(channels).from_end(0) / layer.key_dim;
+    let heads = b.shape(channels).dims()[2..].iter().product::<usize>() / layer.key_dim;
     let per_head = b.reshape(
         &format!("{name}_heads"),
         channels,
