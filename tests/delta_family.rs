@@ -524,7 +524,8 @@ fn preconditioned_delta_is_its_recurrence() {
                 let k = row(&k, t);
                 a = g[[t, 0]].exp() * &a + b[[t, 0]] * &k * &k;
                 let m = a.mapv(|a| {
-                    let z = (a + 1e-6).ln() + 0.2;
+                    // The learned centre is stored in f32.
+                    let z = (a + 1e-6).ln() - f64::from(-0.2_f32);
                     1.5_f64.powf(-z / (1.0 + z.abs()))
                 });
                 *s *= l[[t, 0]].exp();
@@ -719,14 +720,14 @@ fn declared_formats_err_as_their_mantissas_say() {
             assert_eq!(result.non_finite, None, "{name}");
             (result.output_rms_error, result.state_rms_error)
         };
-        // bf16 keeps 8 bits, half an ulp is 2^-9 = 2e-3; a few roundings lie between projection and output.
+        // bf16 keeps 8 bits, half an ulp is 2^-9 = 2e-3; a few roundings lie between projection and output. Measured 3e-3 to 5e-3.
         let (output, state) = rms(&["layer.activations=bf16"]);
         let state = state.expect("a state");
-        assert!((1e-3..3e-2).contains(&output), "{name} {output:e}");
-        assert!((1e-3..3e-2).contains(&state), "{name} {state:e}");
-        // f32 operands at one bf16 pass are rounded to bf16 inside the product: no better.
+        assert!((2e-3..1e-2).contains(&output), "{name} {output:e}");
+        assert!((2e-3..1e-2).contains(&state), "{name} {state:e}");
+        // f32 operands at one bf16 pass are rounded to bf16 inside the product: hardly better, 3e-3 to 5e-3.
         let (f32_output, _) = rms(&["layer.activations=f32", "layer.state_precision=highest"]);
-        assert!((1e-4..3e-2).contains(&f32_output), "{name} {f32_output:e}");
+        assert!((2e-3..1e-2).contains(&f32_output), "{name} {f32_output:e}");
     }
 }
 
