@@ -15,7 +15,7 @@ pub(super) fn append(
     invariants: &[Value],
     operator: impl FnOnce(&mut Builder, Value, &[Value]) -> Value,
 ) -> Value {
-    let zero = b.fill("X_0", b.dims(rhs), b.dtype(rhs), 0.0);
+    let zero = b.fill("X_0", b.dims(rhs), b.ty(rhs).dtype, 0.0);
     let squared = b.multiply("R_squared", rhs, rhs);
     let d = b.sum_minor("d", squared);
     let quotient = |b: &mut Builder, name: &str, a: Value, divisor: Value| {
