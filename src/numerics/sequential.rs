@@ -131,13 +131,14 @@ pub(super) fn cholesky<R: Real>(a: Tensor<R>, finish: Finish) -> Outcome<R> {
             let inverse = m[j * n + j].sqrt().recip();
             roots += 1;
             for i in j..n {
-                m[i * n + j] = m[i * n + j] * inverse;
+                m[i * n + j] *= inverse;
                 count += 1;
             }
             m[j * n + j + 1..(j + 1) * n].fill(R::zero());
             for i in j + 1..n {
                 for k in j + 1..=i {
-                    m[i * n + k] = m[i * n + k] - m[i * n + j] * m[k * n + j];
+                    let update = m[i * n + j] * m[k * n + j];
+                    m[i * n + k] -= update;
                     count += 2;
                 }
             }
