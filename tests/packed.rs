@@ -267,7 +267,11 @@ fn packing_that_does_not_fit_is_refused_in_its_place() {
             "layer.sequences",
             "at least one sequence",
         ),
-        (&["layer.sequences=[64, 0]"], "layer.sequences.1", "at least 1"),
+        (
+            &["layer.sequences=[64, 0]"],
+            "layer.sequences.1",
+            "a whole number from 1",
+        ),
         (
             &["layer.readout=before_update"],
             "layer.readout",

@@ -6,6 +6,8 @@ use ndarray::{Array2, ArrayD, Axis, Ix2, IxDyn};
 use tpusim::dtype::Dtype;
 use tpusim::graph::work::{graph_work, stage_work};
 use tpusim::graph::{Builder, Graph, Init, Op, Precision, Role, Stage, Value};
+use tpusim::hardware;
+use tpusim::kernels::{Plan, Program, lower};
 use tpusim::layer::{Layer, WhiteningSolver};
 use tpusim::mechanisms::{
     LayerGraph, Recurrence, append_newton_schulz, append_polar, append_whitened, build,
@@ -13,7 +15,8 @@ use tpusim::mechanisms::{
 use tpusim::numerics::reference::{Read, delta_rule, mesa};
 use tpusim::numerics::spectrum::{extreme_eigenvalues, geometric, with_eigenvalues};
 use tpusim::numerics::{Arithmetic, Execution, Tensor, execute, seeded_inputs, to_f32};
-use tpusim::study::{Extent, check};
+use tpusim::study::whitening::whitening;
+use tpusim::study::{Extent, WhiteningRequest, check};
 use tpusim::workload;
 
 const STAGES_OF_THE_CORE: [Stage; 7] = [
@@ -508,4 +511,93 @@ fn a_repeated_body_has_its_trips_and_no_others() {
         ),
         (1, 6)
     );
+}
+
+#[test]
+fn loops_inside_loops_multiply_their_counts_and_chains() {
+    let mut b = Builder::new(Stage::StateScan);
+    let x = b.input("x", [1, 2, 1, 8, 4, 4], Dtype::F32, Role::Activation, Init::Ones);
+    let zero = b.fill("zero", [1, 2, 1, 4, 4], Dtype::F32, 0.0);
+    let (carries, stacks) = b.scan("chunks", 3, &[zero], &[x], &[], |b, carry, slice, _| {
+        let next = b.add("sum", carry[0], slice[0]);
+        let refined = b.repeat("solver", 5, &[next], &[slice[0]], |b, inner, outer| {
+            vec![b.matmul("product", inner[0], outer[0], Precision::Highest)]
+        });
+        (vec![refined[0]], vec![next])
+    });
+    b.output("state", carries[0]);
+    b.output("o", stacks[0]);
+    let graph = b.finish().expect("builds");
+    let plan = Plan::named("fused", Program { heads: 1, chunks: 1 }).expect("a plan");
+    let kernels = lower(&graph, &plan, x, 0.0);
+    let kernel = &kernels[0];
+    assert_eq!((kernel.grid.parallel, kernel.grid.sequential), (2, 8));
+    assert_eq!(kernel.carried_bytes, 4 * 16);
+    let op = |name: &str| {
+        kernel
+            .ops
+            .iter()
+            .find(|op| op.name == name)
+            .expect("an operation")
+    };
+    assert_eq!((op("sum").count, op("sum").serial), (8, 1));
+    // Two heads, eight chunks, five iterations.
+    assert_eq!((op("product").count, op("product").serial), (80, 5));
+    assert!(op("product").carried);
+    assert_eq!(kernel.work.matrix_flops.total(), 80 * 2 * 4 * 4 * 4);
+}
+
+#[test]
+fn the_solver_table_says_what_the_paper_says() {
+    let chips = vec![hardware::load_with::<&str>("tpu-v7x", &[]).expect("shipped")];
+    let table = whitening(&WhiteningRequest {
+        workload: "spd_sla_w",
+        overrides: &["layer.tokens=1024".to_owned()],
+        chips: &chips,
+        plan: "fused",
+    })
+    .expect("runs");
+    let row = |name: &str| table.rows.iter().find(|row| row.name == name).expect("a row");
+    // Definiteness as printed in the paper's table of solvers.
+    for (name, definite) in [
+        ("none", None),
+        ("mesanet", Some(true)),
+        ("cholesky16", Some(true)),
+        ("newton_schulz5", Some(true)),
+        ("polar2", Some(false)),
+        ("polar2_plus", Some(true)),
+    ] {
+        assert_eq!(row(name).definite, definite, "{name}");
+    }
+    for (name, products, megaflops) in [
+        ("polar2", 3, 101),
+        ("polar2_plus", 3, 101),
+        ("newton_schulz5", 12, 403),
+    ] {
+        assert_eq!(row(name).products, products);
+        assert_eq!((row(name).solver_flops + 500_000) / 1_000_000, megaflops);
+    }
+    // 30 (2 C dk^2 + 4 C^2 dk)
+    assert_eq!(
+        row("mesanet").solver_flops,
+        30 * (2 * 64 * 256 * 256 + 4 * 64 * 64 * 256)
+    );
+    let wide = row("polar2").smallest_eigenvalue_wide.expect("finite");
+    // The two-step map is smallest, -0.50106, at an eigenvalue of 3.966.
+    assert!((-0.501_06..-0.49).contains(&wide), "{wide}");
+    // An inverse is reached in f32 and not in bf16.
+    let cholesky = row("cholesky16");
+    assert!(cholesky.residual_f64.is_some_and(|r| r < 1e-12));
+    assert!(cholesky.residual_f32.is_some_and(|r| r < 1e-4));
+    assert!(cholesky.residual_bf16.is_some_and(|r| r > 1e-3));
+    let mesa = row("mesanet");
+    assert!(mesa.residual_f64.is_some_and(|r| r < 1e-12), "{mesa:?}");
+    assert!(mesa.residual_f32.is_some_and(|r| r < 1e-4), "{mesa:?}");
+    for row in &table.rows {
+        assert!(
+            row.times.len() == 1 && row.times[0].total_us >= table.rows[0].times[0].total_us,
+            "{}",
+            row.name
+        );
+    }
 }

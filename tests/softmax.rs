@@ -506,7 +506,7 @@ fn fields_without_meaning_are_refused() {
         ("mla", "layer.decoupled_dim=192", "less than the 192 channels"),
         ("mla", "layer.qk_norm=true", "`mla` does not read `qk_norm`"),
         ("softmax_gqa", "layer.scale=-1", "above zero"),
-        ("softmax_gqa", "layer.block_q=0", "at least 1"),
+        ("softmax_gqa", "layer.block_q=0", "a whole number from 1"),
     ] {
         let error = workload::load(name, &[field]).expect_err(field).render();
         assert!(error.contains(expected), "{field}: {error}");

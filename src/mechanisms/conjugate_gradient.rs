@@ -2,12 +2,15 @@
 
 use crate::graph::{Builder, Function, Value};
 
+/// Smallest divisor: its reciprocal is far from overflow in f32, and a squared residual below it is of no account.
+const DIVISOR_FLOOR: f64 = 1e-30;
+
 /// Approximate solutions `X [.., C, dk]` of `X A = rhs`, row by row, after `steps` steps from zero.
 ///
 /// `operator` appends `P A` for search directions `P [.., C, dk]`; it sees the loop's copies of `invariants`. Per step and row, with
-/// `w = p A`: `a = d / (p . w)`, `x += a p`, `r -= a w`, `d' = r . r`, `p = r + (d' / d) p`. Rows that are solved, or that only pad a chunk,
-/// would divide zero by zero; there the divisor becomes 1. (Published kernels add 1e-5 to the divisors instead, which ends the
-/// iteration at residuals of about that square root.)
+/// `w = p A`: `a = d / (p . w)`, `x += a p`, `r -= a w`, `d' = r . r`, `p = r + (d' / d) p`. Divisors are held above
+/// [`DIVISOR_FLOOR`], because rows that are solved, or that only pad a chunk, would divide zero by zero. (Published kernels add 1e-5 to
+/// the divisors instead, which ends the iteration at residuals of about the square root of that.)
 pub(super) fn append(
     b: &mut Builder,
     rhs: Value,
@@ -19,7 +22,11 @@ pub(super) fn append(
     let squared = b.multiply("R_squared", rhs, rhs);
     let d = b.sum_minor("d", squared);
     let quotient = |b: &mut Builder, name: &str, a: Value, divisor: Value| {
-        let divisor = b.map(&format!("{name}_nonzero"), Function::NonZeroOr1, divisor);
+        let divisor = b.map(
+            &format!("{name}_floor"),
+            Function::MaximumConstant(DIVISOR_FLOOR),
+            divisor,
+        );
         let inverse = b.map(&format!("{name}_inverse"), Function::Reciprocal, divisor);
         b.multiply(name, a, inverse)
     };

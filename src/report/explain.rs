@@ -32,7 +32,7 @@ pub fn render(kernel: &Kernel, time: &KernelTime, chip: &Chip) -> std::io::Resul
     let _ = writeln!(
         out,
         "\n1. Programs\n   grid {} parallel x {} sequential steps; a program takes {} units and {} chunks{}; {} programs on each of {} cores, working set {:.2} of {:.2} MiB",
-        kernel.grid.parallel,
+        time.grid_parallel,
         kernel.grid.sequential,
         cut.units,
         cut.chunks,
@@ -60,8 +60,9 @@ pub fn render(kernel: &Kernel, time: &KernelTime, chip: &Chip) -> std::io::Resul
         Column::number("VMEM", "vmem_cycles"),
         Column::number("latency", "latency_cycles"),
     ]);
-    let programs =
-        (kernel.grid.steps() as f64 * cut.value_parts as f64 / (cut.units * cut.chunks) as f64).max(1.0);
+    let programs = ((time.grid_parallel * kernel.grid.sequential) as f64 * cut.value_parts as f64
+        / (cut.units * cut.chunks) as f64)
+        .max(1.0);
     for op in &kernel.ops {
         let cost = occupancy(chip, &op.kind, op.value_columns, cut.value_parts);
         let instances = op.count as f64 * cut.value_parts as f64 / programs;

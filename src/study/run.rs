@@ -316,7 +316,7 @@ fn stage_result(kernel: &Kernel, time: &KernelTime, published_us: Option<f64>) -
         mxu_achieved: time.mxu_achieved,
         padding: kernel.padding,
         vmem_bytes: time.working_set,
-        grid_parallel: kernel.grid.parallel,
+        grid_parallel: time.grid_parallel,
         grid_sequential: kernel.grid.sequential,
         published_us,
     }

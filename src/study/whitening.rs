@@ -297,7 +297,8 @@ pub fn whitening(request: &WhiteningRequest<'_>) -> Result<WhiteningTable, White
     let seed = workload.numeric.seed;
     let spectra = LARGEST.map(|largest| with_eigenvalues(&geometric(SMALLEST, largest, layer.key_dim), seed));
     let mut rows = Vec::new();
-    let mut notes = notes(layer);
+    // Rows of a chip that its timing warns about, and the first of the warnings.
+    let mut warned: BTreeMap<String, (usize, String)> = BTreeMap::new();
     for solver in ROWS {
         let variant = variant(solver, request, layer)?;
         let result = run(RunRequest {
@@ -307,14 +308,15 @@ pub fn whitening(request: &WhiteningRequest<'_>) -> Result<WhiteningTable, White
             overrides: Vec::new(),
             numeric: None,
         })?;
-        let prefix = |warning: &String| format!("{}: {warning}", solver.title());
-        notes.extend(
-            result
-                .warnings
-                .iter()
-                .filter(|w| w.contains(request.plan))
-                .map(prefix),
-        );
+        for chip in &result.chips {
+            let place = format!("{} {} ", chip.name, request.plan);
+            if let Some(warning) = result.warnings.iter().find(|w| w.starts_with(&place)) {
+                let seen = warned
+                    .entry(chip.name.clone())
+                    .or_insert_with(|| (0, warning.clone()));
+                seen.0 += 1;
+            }
+        }
         let times = result.chips.iter().filter_map(|chip| {
             let plan = chip.plans.iter().find(|plan| plan.name == request.plan)?;
             let longest = plan
@@ -349,6 +351,13 @@ pub fn whitening(request: &WhiteningRequest<'_>) -> Result<WhiteningTable, White
         }
         rows.push(row);
     }
+    let mut notes = notes(layer);
+    notes.extend(warned.into_values().map(|(count, warning)| {
+        format!(
+            "{count} of the {} rows carry a warning such as this: {warning}",
+            ROWS.len()
+        )
+    }));
     Ok(WhiteningTable {
         schema: SCHEMA.to_owned(),
         layer: layer.describe(),

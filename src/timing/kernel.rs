@@ -72,6 +72,8 @@ pub struct KernelTime {
     pub next_bound: Bound,
     /// Cores that work.
     pub cores_used: u64,
+    /// Independent units of the grid.
+    pub grid_parallel: u64,
     /// Programs of the busiest core, one after the other.
     pub programs_per_core: u64,
     /// How the work is cut into programs.
@@ -208,6 +210,7 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
         bound: bounds[0].0,
         next_bound: bounds[1].0,
         cores_used,
+        grid_parallel: kernel.grid.parallel,
         programs_per_core,
         cut,
         working_set: resident + working_set(kernel, value_parts, units * chunks),

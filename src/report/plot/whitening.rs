@@ -32,13 +32,13 @@ const HEAD_HEIGHT: f64 = 64.0;
 const AXIS: f64 = 48.0;
 /// Right edges of the columns of numbers, counted from the right margin.
 const COLUMNS: [(&str, f64); 4] = [
-    ("definite", 258.0),
-    ("min. eig.", 178.0),
-    ("error f32", 88.0),
-    ("bf16", 0.0),
+    ("definite", 246.0),
+    ("min. eig.", 172.0),
+    ("error f32", 86.0),
+    ("error bf16", 0.0),
 ];
 /// Room of all columns.
-const NUMBERS: f64 = 318.0;
+const NUMBERS: f64 = 334.0;
 
 const HEAD: Type = Type::bold(12.5);
 const BODY: Type = Type::regular(11.5);
@@ -175,7 +175,7 @@ impl<'a> Dots<'a> {
 fn short(value: Option<f64>) -> String {
     match value {
         None => "–".to_owned(),
-        Some(x) if (0.01..1000.0).contains(&x.abs()) => format!("{x:.2}"),
+        Some(x) if (0.1..1000.0).contains(&x.abs()) => format!("{x:.2}"),
         Some(x) => format!("{x:.1e}"),
     }
 }
