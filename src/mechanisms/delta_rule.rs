@@ -6,7 +6,7 @@
 //! S~ = D S (decayed reads) or S (undecayed);  u = y - r S~;  S <- D S + x^T u;  o = q S
 //! ```
 //!
-//! Per chunk, with the Gram matrices `A`, `P` of [`super::gram`] and `T = (I + A)^-1`:
+//! Per chunk, with the Gram matrices `A`, `P` of `gram` and `T = (I + A)^-1`:
 //!
 //! ```text
 //! U0 = T Y            W = T (R . e^Gr)        U = U0 - W S0

@@ -2,8 +2,8 @@
 //!
 //! A mechanism is one file: a [`Mechanism`] that names it, says which fields of the layer it reads and what their usual values are, and a
 //! function that appends its stages to a [`crate::graph::Builder`] in the notation of docs/model.md. What all mechanisms share
-//! (projections, convolution, output norm) is in [`layer`]; the chunk forms of the three families are in [`gated_outer`] (no solve),
-//! [`delta_rule`] and [`diagonal_low_rank`], with their variants in [`gram`] and [`inverse`] and the carried state in [`state`].
+//! (projections, convolution, output norm) is in [`layer`]; the chunk forms of the three families are in `gated_outer` (no solve),
+//! [`delta_rule`] and `diagonal_low_rank`, with their variants in `gram` and `inverse` and the carried state in `state`.
 //!
 //! All of these are public, so that a mechanism can live in another crate: docs/add-a-mechanism.md builds one.
 //!

@@ -1,7 +1,7 @@
 //! The real numerics of a layer: its graph executed on arrays, and what it is compared with.
 //!
 //! [`execute()`] runs a [`Graph`](crate::graph::Graph) in f64 without rounding, or in f32 with every rounding the graph declares, and counts
-//! what it executed. [`seeded_inputs`] makes the same inputs for both, [`reference`] holds the token-by-token recurrences the
+//! what it executed. [`seeded_inputs`] makes the same inputs for both, [`mod@reference`] holds the token-by-token recurrences the
 //! graphs must agree with, and [`RelativeError`] says how well they do.
 
 mod compare;
