@@ -134,7 +134,7 @@ fn formats_hold_the_same_numbers() {
 #[test]
 fn faults_are_reported_where_they_are() {
     for (set, expected) in [
-        ("stack.0.count=0", "at least 1"),
+        ("stack.0.count=0", "a whole number from 1"),
         (
             "stack.0.workload=nothing.yaml",
             "cannot find the workload `nothing.yaml`",

@@ -60,7 +60,8 @@ pub fn render(kernel: &Kernel, time: &KernelTime, chip: &Chip) -> std::io::Resul
         Column::number("VMEM", "vmem_cycles"),
         Column::number("latency", "latency_cycles"),
     ]);
-    let programs = ((time.grid_parallel * kernel.grid.sequential) as f64 * cut.value_parts as f64
+    let programs = ((time.grid_parallel * kernel.grid.sequential.next_multiple_of(cut.chunks.max(1))) as f64
+        * cut.value_parts as f64
         / (cut.units * cut.chunks) as f64)
         .max(1.0);
     for op in &kernel.ops {

@@ -149,7 +149,9 @@ fn nominal_weight(op: &crate::kernels::KernelOp) -> u32 {
 #[must_use]
 pub fn schedule(kernel: &Kernel, chip: &Chip, cut: Cut) -> Program {
     let mut lanes = LaneTable::new(chip);
-    let steps = kernel.grid.steps().max(1) as f64;
+    // The last program of a unit may have fewer chunks: programs share what there is evenly.
+    let sequential = kernel.grid.sequential.max(1).next_multiple_of(cut.chunks.max(1));
+    let steps = (kernel.grid.parallel.max(1) * sequential) as f64;
     let order = order(kernel);
     // Groups behind every operation of the kernel, in chunk order.
     let mut placed_as: Vec<Vec<usize>> = vec![Vec::new(); kernel.ops.len()];
