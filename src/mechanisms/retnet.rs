@@ -53,7 +53,8 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
     core
 }
 
-/// Cosines and sines `[T, 1, dk/2]`, shared by queries, keys and heads.
+/// Cosines and sines `[T, 1, dk/2]`, shared by queries, keys and heads. A decode step takes the angles of its position as an input; the
+/// seeded ones are those of position 0 at every step.
 fn angles(b: &mut Builder, layer: &Layer) -> [Value; 2] {
     let dims = [layer.tokens, 1, layer.key_dim / 2];
     [

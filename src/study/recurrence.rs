@@ -6,7 +6,7 @@ use ndarray::{Array2, ArrayD, Axis, Ix2, Slice};
 
 use super::check::{CheckError, tensor};
 use crate::graph::{Value, retention_decay};
-use crate::layer::{Layer, ReadConvention};
+use crate::layer::{Layer, Pass, ReadConvention};
 use crate::mechanisms::{
     DeltaRuleInputs, DiagonalLowRankInputs, GatedOuterInputs, LayerGraph, MesaInputs, NORMALISER_EPSILON,
     OuterDecay, Readout, Recurrence, SoftmaxInputs,
@@ -148,8 +148,12 @@ fn gated_outer_product(
         OuterDecay::Retention => {
             let [_, key_head, value_head] = head.at;
             let decay = retention_decay(key_head * layer.sharing() + value_head).ln();
-            // Rows that pad the last chunk are no tokens: the state stays as it is.
-            Array2::from_shape_fn((rows, dk), |(t, _)| if t < layer.tokens { decay } else { 0.0 })
+            // Rows that pad the last chunk are no tokens: the state stays as it is. Decode has a row per step and none to pad.
+            let tokens = match layer.pass {
+                Pass::Forward => layer.tokens,
+                Pass::Decode => rows,
+            };
+            Array2::from_shape_fn((rows, dk), |(t, _)| if t < tokens { decay } else { 0.0 })
         }
         OuterDecay::Given(log_decay) => channels(head.rows(log_decay, "log decay")?, dk),
     };
