@@ -260,7 +260,10 @@ fn residual(solver: Solver, p: &Array2<f64>, covariance: &Array2<f64>) -> Option
     finite(
         difference
             .iter()
-            .fold(0.0_f64, |m, x| if x.is_nan() { f64::NAN } else { m.max(x.abs()) }),
+            .fold(0.0_f64, |m, x| {
+                // `max` alone drops a NaN.
+                if m.is_nan() || x.is_nan() { f64::NAN } else { m.max(x.abs()) }
+            }),
     )
 }
 
