@@ -257,14 +257,14 @@ fn residual(solver: Solver, p: &Array2<f64>, covariance: &Array2<f64>) -> Option
         product = product.dot(p);
     }
     let difference = product - Array2::<f64>::eye(p.nrows());
-    finite(
-        difference
-            .iter()
-            .fold(0.0_f64, |m, x| {
-                // `max` alone drops a NaN.
-                if m.is_nan() || x.is_nan() { f64::NAN } else { m.max(x.abs()) }
-            }),
-    )
+    finite(difference.iter().fold(0.0_f64, |m, x| {
+        // `max` alone drops a NaN.
+        if m.is_nan() || x.is_nan() {
+            f64::NAN
+        } else {
+            m.max(x.abs())
+        }
+    }))
 }
 
 fn finite(x: f64) -> Option<f64> {
