@@ -1,8 +1,9 @@
-//! The numeric probes: recall errors of every mechanism under every condition, f32 and bf16 states side by side.
+//! The numeric probes: recall errors of every mechanism under every condition, states in f32, bf16 and FP8 with a scale per row side by side.
 
 use std::path::Path;
 
 use plotters::backend::DrawingBackend;
+use plotters::style::RGBColor;
 
 use super::canvas::{self, Anchor, Canvas, Picture, Place, PlotError, Type, text_width};
 use super::theme::{Palette, Theme};
@@ -35,6 +36,17 @@ const DECADES: (i32, i32) = (-8, 1);
 const HEAD: Type = Type::bold(12.5);
 const BODY: Type = Type::regular(11.0);
 const SMALL: Type = Type::regular(10.0);
+
+/// Formats of the state in the order of the legend.
+const STATES: [&str; 3] = ["f32", "bf16", "row_fp8"];
+
+fn state_color(palette: &Palette, state: &str) -> RGBColor {
+    match state {
+        "f32" => palette.hbm,
+        "row_fp8" => palette.vpu,
+        _ => palette.mxu,
+    }
+}
 
 /// One line of the picture: a mechanism under a condition.
 struct Line<'a> {
@@ -113,7 +125,7 @@ impl Picture for Dots<'_> {
 
     fn label(&self) -> String {
         format!(
-            "Recall errors of {} mechanisms and conditions, states in f32 and bf16",
+            "Recall errors of {} mechanisms and conditions, states in f32, bf16 and row_fp8",
             self.lines.len()
         )
     }
@@ -122,13 +134,14 @@ impl Picture for Dots<'_> {
         let palette = self.palette;
         let title = format!("Numeric probes of the state, seed {}", self.table.seed);
         canvas.text(&title, (MARGIN, 22.0), HEAD, Anchor::Start, palette.ink)?;
-        for (i, (name, color)) in [("f32 state", palette.hbm), ("bf16 state", palette.mxu)]
+        for (i, (name, color)) in STATES
+            .map(|state| (format!("{state} state"), state_color(palette, state)))
             .into_iter()
             .enumerate()
         {
             let x = MARGIN + 5.0 + 90.0 * i as f64;
             canvas.disc((x, 42.0), 4.0, color)?;
-            canvas.text(name, (x + 9.0, 46.0), BODY, Anchor::Start, palette.ink)?;
+            canvas.text(&name, (x + 9.0, 46.0), BODY, Anchor::Start, palette.ink)?;
         }
         for decade in DECADES.0..=DECADES.1 {
             let x = self.x(10_f64.powi(decade));
@@ -178,7 +191,7 @@ impl Picture for Dots<'_> {
                 canvas.line(&[(first, line.y), (last, line.y)], palette.axis, 1.0)?;
             }
             for ((state, _), x) in line.values.iter().zip(xs).rev() {
-                let color = if *state == "f32" { palette.hbm } else { palette.mxu };
+                let color = state_color(palette, state);
                 canvas.disc((x, line.y), 4.0, color)?;
             }
         }
