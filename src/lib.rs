@@ -7,6 +7,7 @@ pub mod graph;
 pub mod hardware;
 pub mod kernels;
 pub mod layer;
+pub mod measurements;
 pub mod mechanisms;
 pub mod numerics;
 pub mod report;

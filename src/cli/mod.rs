@@ -5,6 +5,7 @@ pub mod hw;
 mod init;
 mod list;
 mod probe;
+mod predict;
 mod run;
 mod stack;
 mod whitening;
@@ -111,6 +112,8 @@ enum Command {
     Probe(probe::ProbeArgs),
     /// Take one number of a run apart
     Explain(explain::ExplainArgs),
+    /// Time every case of a CSV file
+    Predict(predict::PredictArgs),
     /// Accelerators: list, show, check, init
     #[command(subcommand)]
     Hw(HwCommand),
@@ -161,6 +164,7 @@ impl Cli {
             Command::Run(args) => run::execute(&mut out, args, &self.global),
             Command::Probe(args) => probe::execute(&mut out, args, &self.global),
             Command::Explain(args) => explain::execute(&mut out, args),
+            Command::Predict(args) => predict::execute(&mut out, args, &self.global),
             Command::Hw(HwCommand::List) => hw::list(&mut out, format),
             Command::Hw(HwCommand::Show { name, clock, set }) => {
                 hw::show(&mut out, name, set, clock.as_deref(), format)

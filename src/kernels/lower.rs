@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{ColumnReads, Grid, Kernel, KernelOp, OpKind, Plan, Transfer, VectorCost};
+use super::{ColumnReads, Grid, Implementation, Kernel, KernelOp, OpKind, Plan, Transfer, VectorCost};
 use crate::graph::{Graph, Node, NodeId, Op, Role, Scan, Shape, Value, Work, work};
 
 /// Lowers the nodes of every group of the plan to one kernel; a group without arithmetic gives none.
@@ -65,6 +65,10 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
                     .map_or(1, |program| program.chunks.min(grid.sequential)),
                 work: members.iter().map(|&id| work::node_work(graph, id)).sum::<Work>(),
                 padding: if in_core { padding } else { 0.0 },
+                implementation: Implementation {
+                    value_tile: group.value_tile,
+                    ..Implementation::default()
+                },
             })
         })
         .collect()

@@ -4,9 +4,12 @@
 //! dependences, the tensors that cross HBM, and the grid. Nothing here knows a chip; sizes of arrays and registers come in with
 //! [`crate::timing`].
 
+mod layout;
+pub mod library;
 mod lower;
 mod plan;
 
+pub use layout::tiled_elements;
 pub use lower::lower;
 pub use plan::{Group, Plan, Program};
 
@@ -126,6 +129,30 @@ impl Grid {
     }
 }
 
+/// A block that stays on chip while many programs use it, and is replaced as a whole: the weights of a group, the keys of a head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResidentBlock {
+    /// Bytes of the block, part of the bytes the kernel reads.
+    pub bytes: u64,
+    /// Times it is fetched in the whole kernel. Two buffers hide a fetch behind one program at most; the rest is waited for.
+    pub fetches: u64,
+}
+
+/// Facts about one implementation of a kernel that neither its arithmetic nor the chip imply.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Implementation {
+    /// Most cores the kernel can use, where that is fewer than the device has: kernels written for one core of a two-core chip.
+    pub cores_limit: Option<u64>,
+    /// Widest slice of the value columns that one program works on, where the kernel splits the columns over programs.
+    pub value_tile: Option<u64>,
+    /// Cycles of scalar work of a program beyond the usual grid step, such as finding its place in a table.
+    pub program_cycles: f64,
+    /// Whether a program fetches, computes and stores one after the other instead of overlapping its transfers with its neighbours.
+    pub serial_transfers: bool,
+    /// A block that stays on chip over many programs.
+    pub resident_block: Option<ResidentBlock>,
+}
+
 /// One launch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Kernel {
@@ -155,6 +182,8 @@ pub struct Kernel {
     pub work: Work,
     /// Share of the rows that only pad the last chunk.
     pub padding: f64,
+    /// What is particular to the implementation.
+    pub implementation: Implementation,
 }
 
 impl Kernel {

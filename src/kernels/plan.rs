@@ -22,6 +22,8 @@ pub struct Group {
     pub program: Option<Program>,
     /// What the launch does, where its stages do not say it.
     pub named: Option<&'static str>,
+    /// Widest slice of the value columns a program works on, where the launch splits them over programs.
+    pub value_tile: Option<u64>,
 }
 
 impl Group {
@@ -54,6 +56,8 @@ impl Group {
             (first, last) if first == last => first.title().to_owned(),
             (Stage::Gates, Stage::WyFactors) => "gates, Gram, inverse, WY factors".to_owned(),
             (Stage::Convolution, Stage::Output) => "convolution to output, state on chip".to_owned(),
+            (Stage::StateScan, Stage::Output) => "chunk state scan, output and state readout".to_owned(),
+            (Stage::Gram, Stage::Inverse) => "chunk Gram matrices and inverse".to_owned(),
             (Stage::OutputNorm, Stage::OutputProjection) => "output norm and projection".to_owned(),
             (first, last) => format!("{} to {}", first.title(), last.title()),
         }
@@ -71,17 +75,21 @@ pub struct Plan {
 
 impl Plan {
     /// Names of the plans every linear-attention layer has.
-    pub const NAMES: [&'static str; 2] = ["unfused", "fused"];
+    pub const NAMES: [&'static str; 5] = ["unfused", "fused", "tokamax", "fla", "fla_intra"];
+    /// Columns of a value tile of the state scan of flash-linear-attention (its kernels are called `blockdim64`).
+    const FLA_VALUE_TILE: u64 = 64;
 
     /// A plan by name.
     ///
     /// `unfused`: a launch per row of the field's stage table, with HBM round trips between them. `fused`: ops 2 to 7a in one launch with the
     /// state in on-chip memory. Softmax attention is a launch of its own in both: what its keys go through (norm, rotation) would otherwise be done
-    /// again for every query block. `program` says what a program of the launches with a state works on.
+    /// again for every query block. `tokamax`: the two kernels of Tokamax KDA, gates to WY factors and scan with output. `fla`: the kernels of
+    /// flash-linear-attention, cumulative sum, Gram with inverse, WY factors, state scan in value tiles, output; `fla_intra` has a launch of its own
+    /// for the Gram, as its kernels with a decay per channel do. `program` says what a program of the launches with a state works on.
     #[must_use]
     pub fn named(name: &str, program: Program) -> Option<Plan> {
         use Stage::{
-            Attention, Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan,
+            Attention, Convolution, Gates, Gram, Inverse, Output, OutputNorm, OutputProjection, Projections, StateScan,
             Whitening, WyFactors,
         };
         let span = |first, last| Group {
@@ -89,12 +97,18 @@ impl Plan {
             last,
             program: None,
             named: None,
+            value_tile: None,
         };
         let scan = |first, last| Group {
             first,
             last,
             program: Some(program),
             named: None,
+            value_tile: None,
+        };
+        let tiled_scan = Group {
+            value_tile: Some(Self::FLA_VALUE_TILE),
+            ..scan(StateScan, StateScan)
         };
         let groups = match name {
             "unfused" => vec![
@@ -113,6 +127,32 @@ impl Plan {
                 span(Attention, Attention),
                 span(OutputNorm, OutputProjection),
             ],
+            "tokamax" => vec![
+                span(Projections, Projections),
+                span(Convolution, Convolution),
+                span(Gates, WyFactors),
+                scan(StateScan, Output),
+                span(OutputNorm, OutputProjection),
+            ],
+            "fla" | "fla_intra" => {
+                let mut groups = vec![
+                    span(Projections, Projections),
+                    span(Convolution, Convolution),
+                    span(Gates, Gates),
+                ];
+                if name == "fla" {
+                    groups.push(span(Gram, Inverse));
+                } else {
+                    groups.extend([span(Gram, Gram), span(Inverse, Inverse)]);
+                }
+                groups.extend([
+                    span(WyFactors, WyFactors),
+                    tiled_scan,
+                    span(Output, Output),
+                    span(OutputNorm, OutputProjection),
+                ]);
+                groups
+            }
             _ => return None,
         };
         Some(Plan {
@@ -132,6 +172,7 @@ impl Plan {
             last,
             program: None,
             named,
+            value_tile: None,
         };
         let groups = match name {
             "unfused" => vec![

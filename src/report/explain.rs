@@ -143,6 +143,13 @@ pub fn render(kernel: &Kernel, time: &KernelTime, chip: &Chip) -> std::io::Resul
         "",
         chip.launch.micros()
     );
+    let _ = writeln!(
+        out,
+        "   {:<46} {:>14} {:>19.2} us",
+        "of it, latency of transfers that stands above",
+        "",
+        -time.launch_overlap_us
+    );
     let _ = writeln!(out, "   {:<46} {:>14} {:>19.2} us", "sum", "", time.total_us);
 
     let _ = writeln!(out, "\n6. Sources");

@@ -1,8 +1,10 @@
 //! Answering a question with the parts of the other modules: a run of a workload on chips, with its numeric check.
 
+pub mod calls;
 pub mod check;
 pub mod decode;
 pub mod probe;
+pub mod predict;
 mod recurrence;
 pub mod run;
 pub mod schedules;

@@ -66,6 +66,8 @@ pub struct KernelTime {
     pub latency_us: f64,
     /// Launch, grid steps, and the latency of transfers that nothing covers.
     pub launch_us: f64,
+    /// Latency of the first fetch and of the last store, which the pipeline holds and the measured time of a launch too; it counts once.
+    pub launch_overlap_us: f64,
     /// What binds the kernel.
     pub bound: Bound,
     /// What would bind it next.
@@ -128,7 +130,11 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
     let capacity = (chip.on_chip.capacity.get() as u64).saturating_sub(resident);
     let value_parts = value_parts(kernel, chip, capacity, &mut remarks);
     let parallel = kernel.grid.parallel * value_parts;
-    let cores = u64::from(chip.cores_per_device);
+    let implementation = &kernel.implementation;
+    let device_cores = u64::from(chip.cores_per_device);
+    let cores = implementation
+        .cores_limit
+        .map_or(device_cores, |limit| limit.clamp(1, device_cores));
     let units = units_per_program(kernel, parallel, value_parts, cores, capacity);
     let chunks = kernel.steps_per_program.clamp(1, kernel.grid.sequential.max(1));
     let cut = Cut {
@@ -138,10 +144,10 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
     };
     let programs = parallel.div_ceil(units);
     let cores_used = programs.min(cores);
-    if kernel.grid.sequential > 1 && cores_used < cores {
+    if kernel.grid.sequential > 1 && cores_used < device_cores {
         remarks.push(Remark::CoresIdle {
             used: cores_used,
-            cores,
+            cores: device_cores,
         });
     }
     let programs_per_core = programs.div_ceil(cores) * kernel.grid.sequential.div_ceil(chunks);
@@ -152,13 +158,31 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
     // Blocks of the busiest core: what crosses HBM, spread over all programs.
     let all_programs = (programs * kernel.grid.sequential.div_ceil(chunks)).max(1) as f64;
     let bandwidth = memory::bytes_per_cycle(chip, cores_used);
-    let step = pipeline::Step {
-        compute: program.makespan + GRID_STEP_CYCLES,
-        read: kernel.read_bytes() as f64 / all_programs / bandwidth,
+    let fetched_whole = implementation
+        .resident_block
+        .map_or(0.0, |block| (block.bytes as f64 * block.fetches as f64).min(kernel.read_bytes() as f64));
+    let mut step = pipeline::Step {
+        compute: program.makespan + GRID_STEP_CYCLES + implementation.program_cycles,
+        read: (kernel.read_bytes() as f64 - fetched_whole) / all_programs / bandwidth,
         write: kernel.write_bytes() as f64 / all_programs / bandwidth,
         dma_latency: DMA_LATENCY_US * 1e-6 * chip.clock().get(),
     };
-    let pipeline = pipeline::run(step, programs_per_core);
+    let mut pipeline = if implementation.serial_transfers {
+        let transfers = [step.read, step.write];
+        let latency = transfers.iter().filter(|cycles| **cycles > 0.0).count() as f64 * step.dma_latency;
+        let compute = step.compute + step.read + step.write + latency;
+        pipeline::run(
+            pipeline::Step {
+                compute,
+                read: 0.0,
+                write: 0.0,
+                ..step
+            },
+            programs_per_core,
+        )
+    } else {
+        pipeline::run(step, programs_per_core)
+    };
     // What the pipeline would save if transfers began at once: their latency where nothing covers it.
     let dma = pipeline.total
         - pipeline::run(
@@ -169,8 +193,23 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
             programs_per_core,
         )
         .total;
+    if let Some(block) = implementation.resident_block {
+        // The block of the next program is fetched while this one computes; what is left of the fetch is waited for.
+        let fetches = block.fetches as f64 / cores_used as f64;
+        let fetch = fetched_whole / block.fetches.max(1) as f64 / bandwidth;
+        pipeline.total += fetches * (fetch - (pipeline.period - step.read - step.write).max(0.0)).max(0.0);
+        step.read += fetch * fetches / rounds;
+        pipeline.total = pipeline.total.max((step.read + step.write) * rounds);
+    }
     let launch = chip.launch.micros();
-    let total_us = micros(pipeline.total) + launch;
+    // The time of a launch was measured on kernels that read and write, so it holds the latency of the first fetch and of the last store.
+    let launch_overlap_us = if implementation.serial_transfers {
+        0.0
+    } else {
+        let ends = [step.read, step.write].iter().filter(|cycles| **cycles > 0.0).count();
+        launch.min(ends as f64 * DMA_LATENCY_US)
+    };
+    let total_us = micros(pipeline.total) + launch - launch_overlap_us;
 
     let hbm = (step.read + step.write) * rounds;
     let mxu = program.matrix_busy(chip) * rounds;
@@ -207,6 +246,7 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
         hbm_us: micros(hbm),
         latency_us: micros(latency * rounds),
         launch_us: launch + micros(GRID_STEP_CYCLES * rounds + dma),
+        launch_overlap_us,
         bound: bounds[0].0,
         next_bound: bounds[1].0,
         cores_used,
@@ -216,7 +256,7 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
         working_set: resident + working_set(kernel, value_parts, units * chunks),
         hbm_bytes: kernel.hbm_bytes(),
         mxu_lane: if mxu > 0.0 { (ideal / mxu).min(1.0) } else { 0.0 },
-        mxu_achieved: micros(ideal) / total_us * (cores_used as f64 / cores as f64),
+        mxu_achieved: micros(ideal) / total_us * (cores_used as f64 / device_cores as f64),
         program,
         pipeline,
         remarks,
@@ -283,7 +323,8 @@ fn value_parts(kernel: &Kernel, chip: &Chip, capacity: u64, remarks: &mut Vec<Re
         streamed.min(capacity / 2) / parts + kernel.carried_bytes / parts
             <= capacity.saturating_add(registers)
     };
-    if kernel.carried_bytes == 0 || fits(1) {
+    let tile = kernel.implementation.value_tile;
+    if tile.is_none() && (kernel.carried_bytes == 0 || fits(1)) {
         return 1;
     }
     let columns = kernel
@@ -296,7 +337,10 @@ fn value_parts(kernel: &Kernel, chip: &Chip, capacity: u64, remarks: &mut Vec<Re
         })
         .max()
         .unwrap_or(1);
-    let mut parts = 1;
+    let mut parts = tile.map_or(1, |tile| columns.div_ceil(tile.max(1)).max(1));
+    if fits(parts) {
+        return parts;
+    }
     while !fits(parts) && columns / (2 * parts) >= NARROWEST_VALUE_COLUMNS {
         parts *= 2;
     }

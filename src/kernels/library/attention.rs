@@ -1,0 +1,493 @@
+//! Softmax attention: flash kernels of TPUs and GPUs, and forms that write the logits out.
+
+use super::body::{Body, Cost, Product, copy};
+use super::case::{Case, CaseError, size};
+use super::gated_linear_unit::stays_on_chip;
+use super::matmul::{ACCUMULATE, SLICE_ROWS, Shape, Traffic, depth_slices, kernel};
+use super::{Family, Launch, once};
+use crate::dtype::Dtype;
+use crate::kernels::Kernel;
+
+pub(super) const FAMILY: Family = Family {
+    ops: &[
+        "flash_attention",
+        "splash_attention",
+        "flash_attention_triton",
+        "attention_cudnn",
+        "sdpa_causal",
+        "sdpa_causal_bwd",
+        "attention_xla",
+        "chunked_attention",
+    ],
+    build,
+};
+
+/// ALU operations of the softmax per score: running maximum, difference, scale into the base of the exponential, running sum, rounding.
+const SOFTMAX_OPS: f64 = 5.0;
+/// ALU operations of a mask per score, in blocks that it cuts: two positions, a comparison, a select, and the load that comes with them.
+/// Source: 5.3 in measured TPU kernels.
+const MASK_OPS: f64 = 5.0;
+/// ALU operations per element of the accumulator and block: rescale, add.
+const RESCALE_OPS: f64 = 2.0;
+/// Most query blocks whose key blocks are counted one by one.
+const MOST_BLOCKS: u64 = 1 << 22;
+
+/// Sizes of an attention call.
+#[derive(Debug, Clone, Copy)]
+struct Attention {
+    batch: u64,
+    queries: u64,
+    keys: u64,
+    heads: u64,
+    key_heads: u64,
+    key_dim: u64,
+    value_dim: u64,
+    causal: bool,
+    window: Option<u64>,
+    bias: bool,
+    mask: bool,
+    residuals: bool,
+}
+
+impl Attention {
+    fn of(case: &Case<'_>) -> Result<Self, CaseError> {
+        if case.op.starts_with("sdpa") {
+            let tokens = case.size("T")?;
+            let heads = case.size("H")?;
+            let width = case.size("D")?;
+            return Ok(Attention {
+                batch: case.size("B")?,
+                queries: tokens,
+                keys: tokens,
+                heads,
+                key_heads: case.optional("HK")?.unwrap_or(heads),
+                key_dim: width,
+                value_dim: width,
+                causal: true,
+                window: None,
+                bias: false,
+                mask: false,
+                residuals: false,
+            });
+        }
+        let heads = case.size("Hq")?;
+        let key_dim = case.size("D")?;
+        Ok(Attention {
+            batch: case.size("B")?,
+            queries: case.size("Tq")?,
+            keys: case.size("Tk")?,
+            heads,
+            key_heads: case.optional("Hkv")?.unwrap_or(heads),
+            key_dim,
+            value_dim: case.optional("Dv")?.unwrap_or(key_dim),
+            causal: case.flag("causal")?,
+            window: case.optional("window")?,
+            bias: case.flag("bias")?,
+            mask: case.flag("boolmask")?,
+            residuals: case.flag("residuals")?,
+        })
+    }
+
+    /// Scores of all heads, nothing skipped.
+    fn scores(&self) -> Result<f64, CaseError> {
+        Ok(size(&[self.batch, self.heads, self.queries, self.keys])? as f64)
+    }
+
+    /// Channels of a row in device memory: whole lanes on a TPU.
+    fn stored_channels(case: &Case<'_>, channels: u64) -> u64 {
+        if case.tpu() {
+            channels.next_multiple_of(u64::from(case.chip.vector_unit.lanes))
+        } else {
+            channels
+        }
+    }
+
+    /// Bytes of queries, keys, values and output in device memory.
+    fn tensors(&self, case: &Case<'_>) -> Result<[f64; 4], CaseError> {
+        let bytes = |tokens: u64, heads: u64, channels: u64| {
+            size(&[self.batch, tokens, heads, Self::stored_channels(case, channels), case.bytes()]).map(|b| b as f64)
+        };
+        Ok([
+            bytes(self.queries, self.heads, self.key_dim)?,
+            bytes(self.keys, self.key_heads, self.key_dim)?,
+            bytes(self.keys, self.key_heads, self.value_dim)?,
+            bytes(self.queries, self.heads, self.value_dim)?,
+        ])
+    }
+}
+
+/// Pairs of a query block and a key block that a flash kernel visits in one head.
+#[derive(Debug, Clone, Copy)]
+struct Pairs {
+    query_blocks: u64,
+    key_blocks: u64,
+    /// Pairs with at least one score that is kept.
+    visited: u64,
+    /// Visited pairs that also hold scores that are not.
+    cut: u64,
+}
+
+fn pairs(attention: &Attention, rows: u64, columns: u64) -> Result<Pairs, CaseError> {
+    let Attention {
+        queries,
+        keys,
+        causal,
+        window,
+        ..
+    } = *attention;
+    let (query_blocks, key_blocks) = (queries.div_ceil(rows), keys.div_ceil(columns));
+    if !causal && window.is_none() {
+        return Ok(Pairs {
+            query_blocks,
+            key_blocks,
+            visited: size(&[query_blocks, key_blocks])?,
+            cut: 0,
+        });
+    }
+    if query_blocks > MOST_BLOCKS {
+        return Err(CaseError::TooLarge(format!("{query_blocks} query blocks")));
+    }
+    // The last query stands at the last key.
+    let offset = keys.saturating_sub(queries);
+    let (mut visited, mut cut) = (0, 0);
+    for block in 0..query_blocks {
+        let first = block * rows + offset;
+        let last = ((block + 1) * rows).min(queries) - 1 + offset;
+        let end = if causal { (last / columns + 1).min(key_blocks) } else { key_blocks };
+        let whole_end = if causal { ((first + 1) / columns).min(end) } else { end };
+        let (start, whole_start) = match window {
+            Some(window) => (
+                (first + 1).saturating_sub(window) / columns,
+                (last + 1).saturating_sub(window).div_ceil(columns),
+            ),
+            None => (0, 0),
+        };
+        let here = end.saturating_sub(start);
+        visited += here;
+        cut += here - whole_end.saturating_sub(whole_start).min(here);
+    }
+    Ok(Pairs {
+        query_blocks,
+        key_blocks,
+        visited,
+        cut,
+    })
+}
+
+fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
+    let attention = Attention::of(case)?;
+    match case.op {
+        "attention_xla" => materialised(case, &attention),
+        "chunked_attention" => chunked(case, &attention),
+        "flash_attention" | "splash_attention" if case.tpu() => on_tpu(case, &attention),
+        _ => on_gpu(case, &attention),
+    }
+}
+
+/// Flash kernel of a TPU (Pallas). Keys and values of a head stay on chip where one block holds them all, else every query block fetches them again.
+fn on_tpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
+    let rows = case.size("block_q")?.min(a.queries);
+    let columns = case.size("block_kv")?.min(a.keys);
+    let inner = case.optional("block_kv_compute")?.unwrap_or(columns).min(columns);
+    let pairs = pairs(a, rows, columns)?;
+    let inner_blocks = columns.div_ceil(inner);
+    let heads = size(&[a.batch, a.heads])?;
+    let slices = rows.div_ceil(SLICE_ROWS);
+    let slice = rows.div_ceil(slices);
+    let steps = size(&[heads, pairs.visited, inner_blocks])?;
+    let instances = size(&[steps, slices])?;
+    let cut_share = pairs.cut as f64 / pairs.visited.max(1) as f64;
+    let dtype = case.formats.a;
+    let [q, k, v, o] = a.tensors(case)?;
+    let reads_of_keys = if pairs.key_blocks == 1 {
+        1.0
+    } else {
+        (a.heads / a.key_heads.max(1)) as f64 * pairs.visited as f64 / pairs.key_blocks as f64
+    };
+    let masks = cut_share + f64::from(u8::from(a.mask));
+    let product = |k: u64, n: u64| Product {
+        m: slice,
+        k,
+        n,
+        dtype,
+        passes: case.passes(),
+    };
+    let sums = |k: u64| ACCUMULATE * depth_slices(case, k) as f64;
+    let lane_rows = f64::from(case.chip.vector_unit.lanes);
+    let mut body = Body::new(
+        case.op,
+        "flash attention",
+        size(&[heads, pairs.query_blocks, slices])?,
+        (pairs.visited * inner_blocks).div_ceil(pairs.query_blocks.max(1)),
+    )
+    .units(slices)
+    .live(slice * inner * 8)
+    .product("q k^T", product(a.key_dim, inner), instances)
+    .vector(
+        "scores",
+        &[slice, inner],
+        Cost::alu(sums(a.key_dim) + masks * MASK_OPS + f64::from(u8::from(a.bias))),
+        instances,
+    )
+    .row_reduction("maximum", &[slice, inner], Cost::alu(1.0), slice, instances)
+    .row_reduction("exponentials", &[slice, inner], Cost::new(SOFTMAX_OPS - 1.0, 1.0), slice, instances)
+    .product("p v", product(inner, a.value_dim), instances)
+    .vector("accumulate", &[slice, a.value_dim], Cost::alu(sums(inner) + RESCALE_OPS), instances)
+    .read("queries", q, dtype)
+    .read("keys", k * reads_of_keys, dtype)
+    .read("values", v * reads_of_keys, dtype)
+    .write("output", o, dtype);
+    let bias = if a.bias { a.scores()? * 2.0 } else { 0.0 } + if a.mask { a.scores()? } else { 0.0 };
+    if bias > 0.0 {
+        body = body.read("bias and mask", bias, dtype);
+    }
+    // Maximum and sum of every row, spread over the lanes, in f32.
+    let statistics = if a.residuals {
+        2.0 * size(&[heads, a.queries])? as f64 * lane_rows * 4.0
+    } else {
+        0.0
+    };
+    if statistics > 0.0 {
+        body = body.write("row statistics", statistics, Dtype::F32);
+    }
+    let mut kernels: Vec<Kernel> = Vec::new();
+    let wrapped = case.op == "flash_attention";
+    if wrapped {
+        // Tokamax takes [B, T, H, D] and its kernel [B, H, T, D].
+        for (title, bytes) in [("queries by head", q), ("keys by head", k), ("values by head", v)] {
+            kernels.push(copy(title, bytes, dtype)?);
+        }
+    }
+    kernels.push(body.finish()?);
+    if wrapped {
+        kernels.push(copy("output by token", o, dtype)?);
+    }
+    if statistics > 0.0 {
+        kernels.push(
+            Body::streaming("copy", "one lane of the row statistics")
+                .read("row statistics", statistics, Dtype::F32)
+                .write("residuals", statistics / lane_rows, Dtype::F32)
+                .finish()?,
+        );
+    }
+    Ok(once(kernels))
+}
+
+/// Flash kernel of a GPU: a program is one query block of a head. One program at a time on a multiprocessor, product and softmax in turn: what
+/// measured kernels reach (H200, causal, 128 channels: 27 cycles per 128 scores, products 16, exponentials 8, the rest 3.5).
+fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
+    if case.tpu() {
+        return Err(CaseError::Unsupported(format!("`{}` runs on GPUs only", case.op)));
+    }
+    let backward = case.op == "sdpa_causal_bwd";
+    let (rows, columns) = match case.op {
+        // Blocks of the library are not known; these are usual for 64 to 256 channels.
+        "attention_cudnn" => (128, 128),
+        "sdpa_causal" | "sdpa_causal_bwd" => (128, 64),
+        _ => (case.size("block_q")?, case.any(&["block_kv", "block_k"])?),
+    };
+    let (rows, columns) = (rows.min(a.queries), columns.min(a.keys));
+    let pairs = pairs(a, rows, columns)?;
+    let heads = size(&[a.batch, a.heads])?;
+    let instances = size(&[heads, pairs.visited])?;
+    let dtype = case.formats.a;
+    let [q, k, v, o] = a.tensors(case)?;
+    let product = |k: u64, n: u64| Product {
+        m: rows,
+        k,
+        n,
+        dtype,
+        passes: case.passes(),
+    };
+    let cut_share = pairs.cut as f64 / pairs.visited.max(1) as f64;
+    // Fused multiply-adds scale and subtract in one; rounding packs two values.
+    let extra = cut_share * 2.0 + f64::from(u8::from(a.mask)) + f64::from(u8::from(a.bias));
+    let mut body = Body::new(
+        case.op,
+        "flash attention",
+        size(&[heads, pairs.query_blocks])?,
+        pairs.visited.div_ceil(pairs.query_blocks.max(1)),
+    )
+    .product("q k^T", product(a.key_dim, columns), instances)
+    .row_reduction("maximum", &[rows, columns], Cost::alu(1.0 + extra), rows, instances)
+    .row_reduction("exponentials", &[rows, columns], Cost::new(2.5, 1.0), rows, instances)
+    .product("p v", product(columns, a.value_dim), instances)
+    .vector("rescale", &[rows, a.value_dim], Cost::alu(1.0), instances)
+    // Key blocks that neighbouring programs share come from the level-2 cache.
+    .read("queries", q, dtype)
+    .read("keys", k, dtype)
+    .read("values", v, dtype)
+    .write("output", o, dtype);
+    if backward {
+        // dV = P^T dO, dP = dO V^T, dS = P (dP - d), dQ = dS K, dK = dS^T Q; the forward pair above is P and, in size, dV.
+        body = body
+            .product("dO v^T", product(a.value_dim, columns), instances)
+            .vector("dS", &[rows, columns], Cost::alu(3.5), instances)
+            .product("dS k", product(columns, a.key_dim), instances)
+            .product("dS^T q", product(columns, a.key_dim), instances)
+            .read("output and its gradient", 2.0 * o, dtype)
+            .write("gradients", q + k + v, dtype);
+    }
+    let mut kernels = Vec::new();
+    if (a.bias || a.mask) && case.op == "attention_cudnn" {
+        // The library takes one bias of full shape, in f32: bias and mask are combined into it first.
+        let combined = a.scores()? * 4.0;
+        kernels.push(
+            Body::streaming("copy", "bias with mask, full shape")
+                .write("bias", combined, Dtype::F32)
+                .finish()?,
+        );
+        body = body.read("bias", combined, Dtype::F32);
+    } else {
+        // Bias per head and mask, both shared by the batch: the cache serves all but the first.
+        let shared = size(&[a.queries, a.keys])? as f64;
+        let bytes = if a.bias { 2.0 * a.heads as f64 * shared } else { 0.0 } + if a.mask { shared } else { 0.0 };
+        body = body.read("bias and mask", bytes, dtype);
+    }
+    if a.residuals {
+        body = body.write("row statistics", 2.0 * size(&[heads, a.queries])? as f64 * 4.0, Dtype::F32);
+    }
+    kernels.push(body.finish()?);
+    Ok(once(kernels))
+}
+
+/// Work of the softmax that two fusions share: statistics in one, exponentials in the other.
+fn softmax_cost(a: &Attention) -> (Cost, Cost) {
+    let mask = f64::from(u8::from(a.causal)) * MASK_OPS + f64::from(u8::from(a.mask));
+    (Cost::new(3.0 + mask, 1.0), Cost::new(2.0 + mask, 1.0))
+}
+
+/// Bytes of a full-shape bias and mask per score.
+fn bias_bytes(a: &Attention) -> f64 {
+    2.0 * f64::from(u8::from(a.bias)) + f64::from(u8::from(a.mask))
+}
+
+/// Attention as XLA runs it: logits of all scores written out in f32.
+///
+/// On a TPU three passes over them remain: the product writes, a fusion reads for maximum and sum, and the second product reads with the exponential fused into
+/// its operand (12 bytes per score fit measured calls of v5p, v6e and v7x). On a GPU the softmax is a kernel of its own that writes what the second product reads, in
+/// f32 for bf16 operands and in f16 for f16 operands; a causal mask and returned statistics are further passes (12 to 24 bytes per score fit A100 and H100).
+fn materialised(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
+    let dtype = case.formats.a;
+    let scores = a.scores()?;
+    let logits = 4.0 * scores;
+    let batch = size(&[a.batch, a.heads])?;
+    let [q, k, v, o] = a.tensors(case)?;
+    let extra = bias_bytes(a) * scores;
+    let passes = case.passes();
+    let logits_shape = Shape {
+        batch,
+        m: a.queries,
+        k: a.key_dim,
+        n: a.keys,
+    };
+    let output_shape = Shape {
+        batch,
+        m: a.queries,
+        k: a.keys,
+        n: a.value_dim,
+    };
+    let traffic = |a: f64, b: f64, c: f64| Traffic { dtype, passes, a, b, c };
+    let (statistics, exponentials) = softmax_cost(a);
+    let flat = [batch * a.queries, a.keys];
+    let first = kernel(case, "logits", "q k^T", logits_shape, traffic(q, k, logits))?.read("bias and mask", extra, dtype);
+    if case.tpu() {
+        let reduce = Body::streaming("statistics", "maximum and sum of every row")
+            .row_reduction("statistics", &flat, statistics, flat[0], 1)
+            .read("logits", logits, Dtype::F32)
+            .write("statistics", flat[0] as f64 * 8.0, Dtype::F32);
+        let second = kernel(case, "output", "softmax and p v", output_shape, traffic(logits, v, o))?
+            .vector("exponentials", &flat, exponentials, 1);
+        return Ok(once([first.finish()?, reduce.finish()?, second.finish()?]));
+    }
+    let weights = if dtype == Dtype::Bf16 { 4.0 } else { 2.0 } * scores;
+    let softmax = Body::streaming("softmax", "softmax of every row")
+        .row_reduction("statistics", &flat, statistics, flat[0], 1)
+        .vector("exponentials", &flat, exponentials, 1)
+        .read("logits", logits, Dtype::F32)
+        .write("weights", weights, dtype);
+    let mut kernels = vec![first.finish()?];
+    if a.causal || a.mask {
+        kernels.push(
+            Body::streaming("mask", "logits under the mask")
+                .vector("select", &flat, Cost::alu(2.0), 1)
+                .read("logits", if a.causal { scores } else { logits }, Dtype::F32)
+                .write("logits", logits, Dtype::F32)
+                .finish()?,
+        );
+    }
+    if a.residuals {
+        kernels.push(
+            Body::streaming("statistics", "maximum and sum of every row")
+                .row_reduction("statistics", &flat, statistics, flat[0], 1)
+                .read("logits", 2.0 * logits, Dtype::F32)
+                .finish()?,
+        );
+    }
+    kernels.push(softmax.finish()?);
+    kernels.push(kernel(case, "output", "p v", output_shape, traffic(weights, v, o))?.finish()?);
+    Ok(once(kernels))
+}
+
+/// Queries of a chunk of chunked attention.
+const CHUNK_QUERIES: u64 = 1024;
+/// Keys of a chunk. Source: the traffic of the f32 accumulator, `8 D / keys` bytes per score, fits measured calls of v5p at 64, 128 and 256 channels with
+/// about 256 keys.
+const CHUNK_KEYS: u64 = 256;
+
+/// Chunked attention as XLA runs it: an online softmax over chunks of keys, every step of which writes logits, weights and accumulator out unless
+/// they fit on chip.
+fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
+    let dtype = case.formats.a;
+    let batch = size(&[a.batch, a.heads])?;
+    let (queries, keys) = (CHUNK_QUERIES.min(a.queries), CHUNK_KEYS.min(a.keys));
+    let chunks = a.queries.div_ceil(queries) * a.keys.div_ceil(keys);
+    let scores = size(&[batch, queries, keys])? as f64;
+    let on_chip = case.chip.cores_per_device == 1 && stays_on_chip(case, 4.0 * scores);
+    let kept = |bytes: f64| if on_chip { 0.0 } else { bytes };
+    let (logits, weights) = (kept(4.0 * scores), kept(if case.tpu() { 2.0 } else { 4.0 } * scores));
+    let element = case.bytes();
+    let channels = |d: u64| Attention::stored_channels(case, d);
+    let tokens = |tokens: u64, heads: u64, d: u64| size(&[a.batch, heads, tokens, channels(d), element]).map(|b| b as f64);
+    let accumulator = kept(size(&[batch, queries, channels(a.value_dim), 4])? as f64);
+    let passes = case.passes();
+    let traffic = |a: f64, b: f64, c: f64| Traffic { dtype, passes, a, b, c };
+    let (statistics, exponentials) = softmax_cost(a);
+    let flat = [batch * queries, keys];
+    let first = kernel(
+        case,
+        "logits",
+        "q k^T of a chunk",
+        Shape {
+            batch,
+            m: queries,
+            k: a.key_dim,
+            n: keys,
+        },
+        traffic(tokens(queries, a.heads, a.key_dim)?, tokens(keys, a.key_heads, a.key_dim)?, logits),
+    )?
+    .read("bias and mask", bias_bytes(a) * scores, dtype);
+    let softmax = Body::streaming("softmax", "softmax of a chunk")
+        .row_reduction("statistics", &flat, statistics, flat[0], 1)
+        .vector("exponentials", &flat, exponentials, 1)
+        .read("logits", logits, Dtype::F32)
+        .write("weights", weights, dtype);
+    let second = kernel(
+        case,
+        "output",
+        "p v of a chunk",
+        Shape {
+            batch,
+            m: queries,
+            k: keys,
+            n: a.value_dim,
+        },
+        traffic(weights, tokens(keys, a.key_heads, a.value_dim)?, accumulator),
+    )?
+    .vector("rescale", &[batch * queries, a.value_dim], Cost::alu(RESCALE_OPS), 1)
+    .read("accumulator", accumulator, Dtype::F32);
+    Ok([first, softmax, second]
+        .into_iter()
+        .map(|body| Ok(Launch { kernel: body.finish()?, times: chunks }))
+        .collect::<Result<_, CaseError>>()?)
+}

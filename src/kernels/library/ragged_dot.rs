@@ -1,0 +1,255 @@
+//! Grouped matrix products (mixture of experts): rows `[m, k]` sorted by group, a matrix `[k, n]` per group. Rows are split evenly over the groups.
+
+use super::body::{Body, Cost, Product, copy};
+use super::case::{Case, CaseError, size};
+use super::matmul::{self, ACCUMULATE, Shape, Traffic, depth_slices};
+use super::{Family, Launch, once};
+use crate::dtype::Dtype;
+use crate::kernels::ResidentBlock;
+
+pub(super) const FAMILY: Family = Family {
+    ops: &["ragged_dot", "ragged_dot_v2", "ragged_dot_xla", "ragged_dot_triton"],
+    build,
+};
+
+/// ALU operations per register of the output and step: rows of other groups are masked, the sum is read, added and stored. Source: measured grouped products.
+const MASK_AND_STORE: f64 = 5.0;
+/// Cycles of a program of a GPU that finds nothing to do and leaves. Source: H100 Triton calls whose time is that of `groups * row blocks * column blocks` programs.
+const EMPTY_PROGRAM_CYCLES: f64 = 180.0;
+
+#[derive(Debug, Clone, Copy)]
+struct Grouped {
+    m: u64,
+    k: u64,
+    n: u64,
+    groups: u64,
+}
+
+impl Grouped {
+    /// Pairs of a row tile and a group that meet.
+    fn visits(&self, tile: u64) -> u64 {
+        let rows = self.m.div_ceil(self.groups).max(1);
+        let tiles = self.m.div_ceil(tile);
+        // Group boundaries that are also tile boundaries add no visit.
+        let common = rows / gcd(rows, tile) * tile;
+        let boundaries = (self.m - 1) / rows;
+        tiles + boundaries - (self.m - 1) / common.max(1)
+    }
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Rows, depth and columns of a tile.
+#[derive(Debug, Clone, Copy)]
+struct Tile {
+    m: u64,
+    k: u64,
+    n: u64,
+}
+
+fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
+    let shape = Grouped {
+        m: case.size("m")?,
+        k: case.size("k")?,
+        n: case.size("n")?,
+        groups: case.size("groups")?,
+    };
+    let Grouped { m, k, n, groups } = shape;
+    size(&[m, k])?;
+    size(&[m, n])?;
+    size(&[groups, k, n])?;
+    let residuals = case.flag("residuals")?;
+    let mut launches = if case.tpu() {
+        match case.op {
+            "ragged_dot_xla" if case.chip.cores_per_device > 1 => dense(case, shape)?,
+            "ragged_dot_triton" => {
+                return Err(CaseError::Unsupported("`ragged_dot_triton` runs on GPUs only".to_owned()));
+            }
+            op => {
+                let tile = if op == "ragged_dot" { tile(case, shape)? } else { usual_tile(case, shape) };
+                on_tpu(case, shape, tile)?
+            }
+        }
+    } else {
+        match case.op {
+            "ragged_dot_xla" => dense(case, shape)?,
+            "ragged_dot_v2" => {
+                return Err(CaseError::Unsupported("`ragged_dot_v2` runs on TPUs only".to_owned()));
+            }
+            _ => on_gpu(case, shape)?,
+        }
+    };
+    if residuals && case.tpu() {
+        // The output is returned twice, so it is copied. Source: 3.9 to 4.0 bytes per output element on v5p, v6e and v7x.
+        launches.push(copy("output for the backward pass", (m * n * case.bytes()) as f64, case.formats.a)?.into());
+    }
+    Ok(launches)
+}
+
+/// The tile of the case. Transposed calls name depth and columns the other way round; divisibility tells.
+fn tile(case: &Case<'_>, shape: Grouped) -> Result<Tile, CaseError> {
+    let tile = Tile {
+        m: case.size("tile_m")?,
+        k: case.size("tile_k")?,
+        n: case.size("tile_n")?,
+    };
+    let fits = |k: u64, n: u64| shape.k.is_multiple_of(k) && shape.n.is_multiple_of(n);
+    Ok(if !fits(tile.k, tile.n) && fits(tile.n, tile.k) {
+        Tile {
+            k: tile.n,
+            n: tile.k,
+            ..tile
+        }
+    } else {
+        tile
+    })
+}
+
+/// Tile of a kernel that chooses its own: the whole depth, as many columns as leave two buffers of the weights in half of VMEM.
+fn usual_tile(case: &Case<'_>, shape: Grouped) -> Tile {
+    let half = case.chip.on_chip.capacity.get() / 2.0;
+    let columns = half / (2.0 * (shape.k * case.formats.b.bytes()) as f64);
+    let lanes = u64::from(case.chip.vector_unit.lanes);
+    let rows = shape.m.div_ceil(shape.groups).clamp(lanes, 512);
+    Tile {
+        m: rows.min(shape.m.next_multiple_of(8)),
+        k: shape.k,
+        n: ((columns as u64) / lanes * lanes).clamp(lanes, shape.n.max(lanes)),
+    }
+}
+
+/// Grouped product of a TPU (Pallas): columns outermost, then the visits of row tiles, then the depth. The weights of a group stay on chip while its rows
+/// pass, where one step takes the whole depth.
+///
+/// Implementation: one core of a two-core chip (measured calls of v5p are twice as fast as two cores would be slow); operands with a depth or width that is no multiple
+/// of the lanes are padded by a copy.
+fn on_tpu(case: &Case<'_>, shape: Grouped, tile: Tile) -> Result<Vec<Launch>, CaseError> {
+    let Grouped { m, k, n, groups } = shape;
+    let lanes = u64::from(case.chip.vector_unit.lanes);
+    let tile = Tile {
+        m: tile.m.min(m.next_multiple_of(8)),
+        k: tile.k.min(k.next_multiple_of(lanes)),
+        n: tile.n.min(n.next_multiple_of(lanes)),
+    };
+    let visits = shape.visits(tile.m);
+    let (columns, depth) = (n.div_ceil(tile.n), k.div_ceil(tile.k));
+    let slices = tile.m.div_ceil(matmul::SLICE_ROWS);
+    let rows = tile.m.div_ceil(slices);
+    let (a, b) = (case.formats.a, case.formats.b);
+    let outputs = size(&[columns, visits, slices])?;
+    let steps = size(&[outputs, depth])?;
+    let product = Product {
+        m: rows,
+        k: tile.k,
+        n: tile.n,
+        dtype: case.formats.product(),
+        passes: case.passes(),
+    };
+    let sums = ACCUMULATE * depth_slices(case, tile.k) as f64;
+    let fetches = size(&[columns, groups.min(visits)])?;
+    let weights = if depth == 1 { fetches } else { size(&[columns, visits, depth])? };
+    let block = tile.k * tile.n * b.bytes();
+    let mut body = Body::new(case.op, "grouped product", outputs, depth)
+        .units(slices)
+        .live(rows * tile.n * 4)
+        .product("product", product, steps)
+        .vector("accumulate", &[rows, tile.n], Cost::alu(sums + MASK_AND_STORE), steps)
+        .read("rows", (m * k * a.bytes()) as f64 * columns as f64, a)
+        .read("weights", weights as f64 * block as f64, b)
+        .write("output", (m * n * a.bytes()) as f64, a);
+    body.implementation.cores_limit = Some(1);
+    if depth == 1 {
+        body.implementation.resident_block = Some(ResidentBlock { bytes: block, fetches });
+    }
+    let mut kernels = Vec::new();
+    let padded = [k, n].map(|extent| extent.next_multiple_of(lanes));
+    if padded != [k, n] {
+        for (title, bytes, dtype) in [
+            ("rows padded", m * padded[0] * a.bytes(), a),
+            ("weights padded", groups * padded[0] * padded[1] * b.bytes(), b),
+        ] {
+            kernels.push(copy(title, bytes as f64, dtype)?);
+        }
+    }
+    kernels.push(body.finish()?);
+    if padded[1] != n {
+        kernels.push(copy("output cut", (m * padded[1] * a.bytes()) as f64, a)?);
+    }
+    Ok(once(kernels))
+}
+
+/// Grouped product of a GPU. The Triton kernel launches a program for every group, row block and column block, most of which find no row of their group.
+fn on_gpu(case: &Case<'_>, shape: Grouped) -> Result<Vec<Launch>, CaseError> {
+    let Grouped { m, k, n, groups } = shape;
+    let tile = Tile {
+        m: case.size("block_m")?,
+        k: case.size("block_k")?,
+        n: case.size("block_n")?,
+    };
+    let (a, b) = (case.formats.a, case.formats.b);
+    let columns = n.div_ceil(tile.n);
+    let visits = shape.visits(tile.m);
+    let programs = size(&[visits, columns])?;
+    let product = Product {
+        m: tile.m,
+        k,
+        n: tile.n,
+        dtype: case.formats.product(),
+        passes: case.passes(),
+    };
+    let used_groups = groups.min(m);
+    let body = Body::new(case.op, "grouped product", programs, 1)
+        .product("product", product, programs)
+        .read("rows", (m * k * a.bytes()) as f64, a)
+        .read("weights", (used_groups * k * n * b.bytes()) as f64, b)
+        .write("output", (m * n * a.bytes()) as f64, a);
+    let mut kernels = vec![body.finish()?];
+    if case.op == "ragged_dot_triton" {
+        let all = size(&[groups, m.div_ceil(tile.m), columns])?;
+        let mut empty = Body::new("empty programs", "programs without a row of their group", all - programs.min(all), 1);
+        empty.implementation.program_cycles = EMPTY_PROGRAM_CYCLES;
+        let mut empty = empty.finish()?;
+        // They are part of the same launch; what stands here is their time on the multiprocessors.
+        empty.title.push_str(", same launch");
+        kernels.push(empty);
+    }
+    Ok(once(kernels))
+}
+
+/// The form XLA falls back to on GPUs and on two-core TPUs: for every group a dense product over all rows, those of other groups masked.
+///
+/// On the TPU the mask is a pass of its own: operand read, masked operand written in f32, brought into the layout of the product, read by it; the output is
+/// accumulated in device memory. Source: a linear fit of v5p calls gives 17.8 bytes per element of the rows and 4.4 per element of the output and group.
+fn dense(case: &Case<'_>, shape: Grouped) -> Result<Vec<Launch>, CaseError> {
+    let Grouped { m, k, n, groups } = shape;
+    let a = case.formats.a;
+    let rows = (m * k) as f64;
+    let tpu = case.tpu();
+    let operand = if tpu { 4.0 } else { a.bytes() as f64 };
+    let output = (m * n * a.bytes()) as f64;
+    let dense = Shape { batch: 1, m, k, n };
+    let traffic = Traffic {
+        dtype: case.formats.product(),
+        passes: case.passes(),
+        a: rows * operand,
+        b: (k * n * case.formats.b.bytes()) as f64,
+        c: output,
+    };
+    let product = matmul::kernel(case, "product", "all rows with the weights of a group", dense, traffic)?.read("output so far", output, a);
+    let mut launches = Vec::new();
+    if tpu {
+        let mask = Body::streaming("mask", "rows of the group")
+            .vector("select", &[m, k], Cost::alu(3.0), 1)
+            .read("rows", rows * a.bytes() as f64, a)
+            .write("masked rows", rows * 4.0, Dtype::F32);
+        launches.push(mask.finish()?);
+        launches.push(copy("masked rows in the layout of the product", rows * 4.0, Dtype::F32)?);
+    }
+    launches.push(product.finish()?);
+    Ok(launches
+        .into_iter()
+        .map(|kernel| Launch { kernel, times: groups })
+        .collect())
+}

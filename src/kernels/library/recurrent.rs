@@ -1,0 +1,85 @@
+//! Recurrences token by token: decoding, and XLA's loop over the tokens of a prefill.
+
+use super::body::{Body, Cost};
+use super::case::{Case, CaseError, size};
+use super::{Family, Launch};
+use crate::dtype::Dtype;
+use crate::kernels::{Implementation, Kernel};
+
+pub(super) const FAMILY: Family = Family {
+    ops: &["gdn_recurrent_xla"],
+    build,
+};
+
+/// Vector operations per element of the state and token: decay, product with the key and its sum, outer product and sum, product with the query and its sum. Source:
+/// 7.6 in measured decode kernels of v7x.
+const STATE_OPS: f64 = 7.6;
+/// Kernels of one iteration of XLA's loop over tokens: slices of the operands, the two products with the state, its update, the update of the output.
+/// Source: 11.7 us per token on v6e whatever the number of heads, at 0.9 us per kernel.
+const KERNELS_PER_TOKEN: u64 = 13;
+
+/// Sizes of a recurrent state and of the tokens that update it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recurrent {
+    /// Tokens, one per sequence.
+    pub tokens: u64,
+    /// Key heads.
+    pub key_heads: u64,
+    /// Value heads, one state each.
+    pub value_heads: u64,
+    /// Channels of a key.
+    pub key_dim: u64,
+    /// Channels of a value.
+    pub value_dim: u64,
+    /// Channels of the decay of a head.
+    pub decays: u64,
+    /// Format of the state in device memory.
+    pub state: Dtype,
+    /// States a program works on side by side.
+    pub states_per_program: u64,
+}
+
+/// One token for every sequence: each state is read, decayed, corrected, read out and written back. Bound by device memory wherever the vector unit keeps up.
+///
+/// # Errors
+/// Where the counts are too large.
+pub fn decode(r: Recurrent, activations: Dtype, implementation: Implementation) -> Result<Kernel, CaseError> {
+    let states = size(&[r.tokens, r.value_heads])?;
+    let state_bytes = size(&[states, r.key_dim, r.value_dim, r.state.bytes()])? as f64;
+    let operands = size(&[r.tokens, 2 * r.key_heads * r.key_dim + r.value_heads * r.value_dim])? as f64 * activations.bytes() as f64;
+    let gates = size(&[r.tokens, r.value_heads, r.decays + 1])? as f64 * 4.0;
+    let mut body = Body::new("decode", "one token per sequence", states, 1)
+        .units(r.states_per_program)
+        .row_reduction("S~, k S~, S, q S", &[r.key_dim, r.value_dim], Cost::alu(STATE_OPS), r.key_dim, states)
+        .read("states", state_bytes, r.state)
+        .read("queries, keys, values", operands, activations)
+        .read("gates", gates, Dtype::F32)
+        .write("states", state_bytes, r.state)
+        .write("output", size(&[states, r.value_dim, activations.bytes()])? as f64, activations);
+    body.implementation = implementation;
+    body.finish()
+}
+
+fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
+    let (tokens, _) = (case.size("tokens")?, case.size("seqs")?);
+    let (key_heads, value_heads) = (case.size("Hk")?, case.size("Hv")?);
+    let (key_dim, value_dim) = (case.size("dk")?, case.size("dv")?);
+    case.size("conv")?;
+    // The states are too small to leave the chip between the kernels of an iteration; each kernel works on a part of the update.
+    size(&[value_heads, key_dim, value_dim])?;
+    let operands = (2 * key_heads * key_dim + value_heads * value_dim) * case.bytes();
+    let kernel = Body::streaming("token", "a part of the update of one token")
+        .vector(
+            "update",
+            &[value_heads, key_dim, value_dim],
+            Cost::alu(STATE_OPS / KERNELS_PER_TOKEN as f64),
+            1,
+        )
+        .read("operands", operands as f64, case.formats.a)
+        .write("result", (value_heads * value_dim * case.bytes()) as f64, case.formats.a)
+        .finish()?;
+    Ok(vec![Launch {
+        kernel,
+        times: size(&[tokens, KERNELS_PER_TOKEN])?,
+    }])
+}

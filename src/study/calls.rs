@@ -1,0 +1,365 @@
+//! Calls of a case by name: those of the kernel library, and those of the mechanisms, whose kernels come from their graphs.
+
+use std::sync::OnceLock;
+
+use crate::dtype::Dtype;
+use crate::hardware::{Architecture, Chip};
+use crate::kernels::library::{self, Case, CaseError, Formats, Launch, Params, Recurrent};
+use crate::kernels::{Group, Implementation, Kernel, Plan, Program, lower};
+use crate::layer::{DecayGate, GramVariant, InitialState, Layer, StateFormat};
+use crate::mechanisms::{self, Granularity, LayerGraph, Mechanism, gram_variants};
+use crate::workload;
+use crate::{config::suggestion, graph::Stage};
+
+/// Chunk of the kernels of flash-linear-attention and of Tokamax KDA.
+const CHUNK: u64 = 64;
+/// Small kernels around the fused kernel of convolution and GDN: metadata, slices, layout. Source: profile of a call on v7x.
+const FUSED_WRAPPER_KERNELS: u64 = 36;
+/// Largest chunk of the fused kernel, and the largest where it has at least 64 value heads. Source: its code.
+const FUSED_CHUNKS: [u64; 2] = [128, 64];
+/// Scalar cycles of the fused kernel per sequence and per head when it decodes. Source: measured calls on v7x.
+const FUSED_DECODE_CYCLES: [f64; 2] = [346.0, 24.0];
+/// Largest extent of a layer that a case may ask for.
+const LARGEST_EXTENT: u64 = 1 << 24;
+
+/// The launches of one call of `op` on `chip`.
+///
+/// Besides the operations of the library: `MECHANISM_chunk` (the forward pass of a prefill, split as Tokamax does on a TPU and as flash-linear-attention does on
+/// a GPU), `MECHANISM_decode` (one token per sequence), `gdn_fused` (convolution and GDN in one kernel).
+///
+/// # Errors
+/// [`CaseError`]: what the case asks for is not known, or does not fit.
+pub fn launches(op: &str, params: &Params, formats: Formats, chip: &Chip) -> Result<Vec<Launch>, CaseError> {
+    if library::knows(op) {
+        return library::launches(op, params, formats, chip);
+    }
+    let case = Case::new(op, params, formats, chip);
+    let launches = if op == "gdn_fused" {
+        fused(&case)?
+    } else if let Some(name) = op.strip_suffix("_decode") {
+        decode(&case, mechanism(op, name)?)?
+    } else if let Some(name) = op.strip_suffix("_chunk_safe") {
+        chunk(&case, mechanism(op, name)?, Some(DecayGate::Bounded))?
+    } else if let Some(name) = op.strip_suffix("_chunk") {
+        chunk(&case, mechanism(op, name)?, None)?
+    } else if op.ends_with("_chunk_bwd") {
+        return Err(CaseError::Unsupported(format!(
+            "`{op}`: the backward pass of the mechanisms is not built"
+        )));
+    } else {
+        // The library says what there is.
+        return library::launches(op, params, formats, chip);
+    };
+    case.finish()?;
+    Ok(launches)
+}
+
+/// The mechanism that measurement files call `name`.
+fn mechanism(op: &str, name: &str) -> Result<&'static Mechanism, CaseError> {
+    let usual = match name {
+        "linear_attn" => "linear_attention",
+        "mamba2_ssd" => "mamba2",
+        "deltaproduct2" => "deltaproduct",
+        "gdn_gva" => "gdn",
+        "mesanet_cg30" => "mesanet",
+        other => other,
+    };
+    Mechanism::named(usual).ok_or_else(|| {
+        let names: Vec<&str> = mechanisms::ALL.iter().map(|m| m.name).collect();
+        CaseError::Op {
+            op: op.to_owned(),
+            hint: format!("no mechanism `{usual}`; {}", suggestion(usual, &names, "mechanisms")),
+        }
+    })
+}
+
+/// The layer of the shipped workload with a mechanism: every variant decided.
+fn usual_layer(mechanism: &'static Mechanism) -> Result<&'static Layer, CaseError> {
+    static LAYERS: OnceLock<Vec<Layer>> = OnceLock::new();
+    LAYERS
+        .get_or_init(|| {
+            workload::shipped()
+                .into_iter()
+                .filter_map(|name| workload::load::<&str>(name, &[]).ok())
+                .map(|(workload, _)| workload.layer)
+                .collect()
+        })
+        .iter()
+        .find(|layer| layer.mechanism == mechanism)
+        .ok_or_else(|| CaseError::Unsupported(format!("no shipped workload has the mechanism `{}`", mechanism.name)))
+}
+
+/// Sizes of a core.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    batch: u64,
+    tokens: u64,
+    key_heads: u64,
+    value_heads: u64,
+    key_dim: u64,
+    value_dim: u64,
+    chunk: u64,
+}
+
+impl Sizes {
+    /// `B`, `T`, `H`, `Hv`, `K`, `V`.
+    fn of(case: &Case<'_>) -> Result<Self, CaseError> {
+        let key_heads = case.size("H")?;
+        let key_dim = case.size("K")?;
+        Ok(Sizes {
+            batch: case.size("B")?,
+            tokens: case.size("T")?,
+            key_heads,
+            value_heads: case.optional("Hv")?.unwrap_or(key_heads),
+            key_dim,
+            value_dim: case.optional("V")?.unwrap_or(key_dim),
+            chunk: CHUNK,
+        })
+    }
+
+    fn check(&self) -> Result<(), CaseError> {
+        let extents = [
+            ("B", self.batch),
+            ("T", self.tokens),
+            ("H", self.key_heads),
+            ("Hv", self.value_heads),
+            ("K", self.key_dim),
+            ("V", self.value_dim),
+            ("chunk", self.chunk),
+        ];
+        for (name, extent) in extents {
+            if extent > LARGEST_EXTENT {
+                return Err(CaseError::TooLarge(format!("{name} = {extent}")));
+            }
+        }
+        let elements = [self.batch, self.tokens, self.value_heads, self.key_dim.max(self.value_dim)]
+            .iter()
+            .map(|&extent| u128::from(extent))
+            .product::<u128>();
+        if elements > 1 << 42 {
+            return Err(CaseError::TooLarge(format!("{elements} elements")));
+        }
+        if !self.value_heads.is_multiple_of(self.key_heads) {
+            return Err(CaseError::Value {
+                parameter: "Hv".to_owned(),
+                expected: format!("a multiple of the {} key heads", self.key_heads),
+                found: self.value_heads.to_string(),
+            });
+        }
+        Ok(())
+    }
+
+    /// The usual layer of a mechanism at these sizes, with an f32 state.
+    fn layer(&self, usual: &Layer, activations: Dtype) -> Result<Layer, CaseError> {
+        self.check()?;
+        let layer = Layer {
+            batch: self.batch as usize,
+            tokens: self.tokens as usize,
+            // Projections are no part of the calls.
+            model_width: 1,
+            key_heads: self.key_heads as usize,
+            value_heads: self.value_heads as usize,
+            key_dim: self.key_dim as usize,
+            value_dim: self.value_dim as usize,
+            chunk: self.chunk as usize,
+            activations,
+            state: StateFormat::F32,
+            ..usual.clone()
+        };
+        if !layer.key_dim.is_multiple_of(layer.decay_tiles) {
+            return Err(CaseError::Value {
+                parameter: "K".to_owned(),
+                expected: format!("a multiple of the {} decay tiles", layer.decay_tiles),
+                found: layer.key_dim.to_string(),
+            });
+        }
+        Ok(layer)
+    }
+}
+
+/// Kernels of the groups of a plan that `keep` picks.
+fn kernels(layer: &Layer, plan: &str, program: Program, keep: impl Fn(&Group) -> bool) -> Result<Vec<Kernel>, CaseError> {
+    let LayerGraph { graph, core } =
+        mechanisms::build(layer).map_err(|error| CaseError::Unsupported(format!("cannot build the graph: {error}")))?;
+    let mut plan = Plan::named(plan, program).ok_or_else(|| CaseError::Unsupported(format!("no plan `{plan}`")))?;
+    plan.groups.retain(keep);
+    let padding = 1.0 - layer.tokens as f64 / layer.padded_tokens() as f64;
+    Ok(lower(&graph, &plan, core.value, padding))
+}
+
+/// Whether a group lies between the gates and the output: what a call of the core does.
+fn in_core(group: &Group) -> bool {
+    group.first >= Stage::Gates && group.last <= Stage::Output
+}
+
+/// Part of a kernel name of flash-linear-attention, and the row of the plan it is.
+const FLA_KERNELS: [(&str, &[&str]); 9] = [
+    ("l2norm", &["l2norm"]),
+    ("cumsum", &["op3"]),
+    ("Fill", &["fill"]),
+    ("kkt_solve", &["op4-5a"]),
+    ("intra", &["op4"]),
+    ("inter_solve", &["op5a"]),
+    ("recompute_w_u", &["op5b"]),
+    ("kernel_h", &["op6"]),
+    ("kernel_o", &["op7a"]),
+];
+
+/// `MECHANISM_chunk`: the core without projections, convolution and output norm.
+fn chunk(case: &Case<'_>, mechanism: &'static Mechanism, gate: Option<DecayGate>) -> Result<Vec<Launch>, CaseError> {
+    let sizes = Sizes::of(case)?;
+    let mut layer = sizes.layer(usual_layer(mechanism)?, case.formats.a)?;
+    layer.initial_state = InitialState::Zero;
+    if let Some(gate) = gate {
+        layer.decay_gate = gate;
+        layer.decay_bound = mechanism.defaults.decay_bound;
+    }
+    let one = Program { heads: 1, chunks: 1 };
+    let delta = mechanism.uses("inverse");
+    let wanted = case.text("kernel");
+    // How often the profiler saw the kernel in one call; its time is that of all of them.
+    let _ = case.optional("calls")?;
+    if case.chip.architecture == Architecture::Tpu {
+        let launches = kernels(&layer, if delta { "tokamax" } else { "unfused" }, one, in_core)?;
+        return Ok(launches.into_iter().map(Launch::from).collect());
+    }
+    let granularity = (mechanism.granularity)(&layer);
+    let by_channel = granularity == Granularity::Channel;
+    if by_channel && gram_variants(granularity).contains(&GramVariant::PivotCausal) && mechanism.uses("gram") {
+        // Diagonal blocks pair by pair, pivots below them.
+        layer.gram = GramVariant::PivotCausal;
+    }
+    let plan = if by_channel { "fla_intra" } else { "fla" };
+    let mut launches: Vec<Launch> = Vec::new();
+    if delta {
+        launches.extend(around(case, sizes, by_channel)?);
+    }
+    launches.extend(kernels(&layer, plan, one, in_core)?.into_iter().map(Launch::from));
+    if let Some(name) = wanted {
+        let rows = FLA_KERNELS
+            .iter()
+            .find(|(part, _)| name.contains(part))
+            .map(|(_, rows)| *rows)
+            .ok_or_else(|| CaseError::Unsupported(format!("no row of the plan `{plan}` is the kernel `{name}`")))?;
+        launches.retain(|launch| rows.contains(&launch.kernel.label.as_str()));
+        if launches.is_empty() {
+            return Err(CaseError::Unsupported(format!(
+                "the plan `{plan}` has no row {} for the kernel `{name}`",
+                crate::config::listed(rows.iter().copied())
+            )));
+        }
+    }
+    Ok(launches)
+}
+
+/// What flash-linear-attention does around a delta rule: queries and keys to unit length, the chunk matrices set to zero.
+fn around(case: &Case<'_>, sizes: Sizes, by_channel: bool) -> Result<Vec<Launch>, CaseError> {
+    let rows = sizes.batch as f64 * sizes.tokens as f64 * sizes.key_heads as f64;
+    let keys = rows * sizes.key_dim as f64 * case.bytes() as f64;
+    let matrix = sizes.batch as f64 * (sizes.tokens * sizes.value_heads * sizes.chunk) as f64 * case.bytes() as f64;
+    Ok(vec![
+        Launch {
+            kernel: library::stream("l2norm", "unit length", [keys, keys], case.formats.a)?,
+            times: 2,
+        },
+        Launch {
+            kernel: library::stream("fill", "chunk matrix to zero", [0.0, matrix], case.formats.a)?,
+            times: if by_channel { 2 } else { 1 },
+        },
+    ])
+}
+
+/// `MECHANISM_decode`.
+fn decode(case: &Case<'_>, mechanism: &'static Mechanism) -> Result<Vec<Launch>, CaseError> {
+    let sizes = Sizes::of(case)?;
+    let state = match case.word("state", &["f32", "bf16"])? {
+        "bf16" => Dtype::Bf16,
+        _ => Dtype::F32,
+    };
+    let layer = sizes.layer(usual_layer(mechanism)?, case.formats.a)?;
+    let decays = match (mechanism.granularity)(&layer) {
+        Granularity::None => 0,
+        Granularity::Scalar => 1,
+        Granularity::Tiles(tiles) => tiles as u64,
+        Granularity::Channel => sizes.key_dim,
+    };
+    let kernel = library::decode(
+        Recurrent {
+            tokens: sizes.batch * sizes.tokens,
+            key_heads: sizes.key_heads,
+            value_heads: sizes.value_heads,
+            key_dim: sizes.key_dim,
+            value_dim: sizes.value_dim,
+            decays,
+            state,
+            states_per_program: if case.tpu() { sizes.value_heads } else { 1 },
+        },
+        case.formats.a,
+        Implementation::default(),
+    )?;
+    Ok(vec![kernel.into()])
+}
+
+/// `gdn_fused`: convolution and GDN in one TPU kernel; decoding where there are as many tokens as sequences, else chunks of every sequence. Around
+/// it some small kernels.
+fn fused(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
+    if !case.tpu() {
+        return Err(CaseError::Unsupported("`gdn_fused` runs on TPUs only".to_owned()));
+    }
+    let (tokens, slots) = (case.size("tokens")?, case.size("seqs")?);
+    let (key_heads, value_heads) = (case.size("Hk")?, case.size("Hv")?);
+    let (key_dim, value_dim) = (case.size("dk")?, case.size("dv")?);
+    let conv = case.size("conv")?;
+    let decode_tile = case.optional("decode_tile_size")?.unwrap_or(16);
+    let mixed_tile = case.optional("mixed_tile_size")?.unwrap_or(CHUNK);
+    let mut launches = vec![Launch {
+        kernel: library::stream("around", "small kernels around the fused one", [4096.0, 4096.0], Dtype::F32)?,
+        times: FUSED_WRAPPER_KERNELS,
+    }];
+    let sequences = slots.min(tokens);
+    if tokens == sequences {
+        let tile = decode_tile.min(tokens);
+        let [per_sequence, per_head] = FUSED_DECODE_CYCLES;
+        let kernel = library::decode(
+            Recurrent {
+                tokens,
+                key_heads,
+                value_heads,
+                key_dim,
+                value_dim,
+                decays: 1,
+                state: Dtype::F32,
+                states_per_program: tile.saturating_mul(value_heads),
+            },
+            case.formats.a,
+            Implementation {
+                program_cycles: tile as f64 * (per_sequence + per_head * value_heads as f64),
+                // A tile of states is fetched, updated and stored before the next one is touched: measured times are the sum.
+                serial_transfers: true,
+                ..Implementation::default()
+            },
+        )?;
+        launches.push(kernel.into());
+        return Ok(launches);
+    }
+    let sizes = Sizes {
+        batch: sequences,
+        tokens: tokens.div_ceil(sequences),
+        key_heads,
+        value_heads,
+        key_dim,
+        value_dim,
+        chunk: mixed_tile.min(FUSED_CHUNKS[usize::from(value_heads >= 64)]),
+    };
+    let mut layer = sizes.layer(usual_layer(mechanism(case.op, "gdn")?)?, case.formats.a)?;
+    layer.initial_state = InitialState::Given;
+    layer.conv_width = conv.min(sizes.tokens.max(1)) as usize;
+    // All heads of a chunk in one program.
+    let program = Program {
+        heads: value_heads,
+        chunks: 1,
+    };
+    let kernels = kernels(&layer, "fused", program, |group| group.holds(Stage::StateScan))?;
+    launches.extend(kernels.into_iter().map(Launch::from));
+    Ok(launches)
+}
