@@ -1,6 +1,7 @@
 //! tpusim: how long the stages of a linear-attention layer take on a TPU or GPU, and which unit binds them.
 
 pub mod cli;
+pub mod coefficients;
 pub mod config;
 pub mod dtype;
 pub mod graph;

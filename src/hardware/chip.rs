@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::coefficients::{Coefficient, Coefficients};
 use crate::config::{ConfigError, suggestion};
 use crate::dtype::Dtype;
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Hertz, Seconds};
@@ -247,9 +248,37 @@ pub struct Chip {
     pub published: Vec<PublishedFigure>,
     /// Quantities that nobody publishes and the model would like to have, in words.
     pub unknown: Vec<String>,
+    /// Coefficients of the timing model that kernels on it are timed with.
+    #[serde(skip)]
+    pub coefficients: Coefficients,
 }
 
 impl Chip {
+    /// A coefficient of the timing model.
+    #[must_use]
+    pub fn coefficient(&self, coefficient: Coefficient) -> f64 {
+        self.coefficients.get(coefficient)
+    }
+
+    /// Cycles of a program that do not depend on what it does.
+    #[must_use]
+    pub fn grid_step_cycles(&self) -> f64 {
+        self.coefficient(match self.architecture {
+            Architecture::Tpu => Coefficient::GridStep,
+            Architecture::Gpu => Coefficient::GpuGridStep,
+        })
+    }
+
+    /// Time from the start of a transfer from device memory to its first byte.
+    #[must_use]
+    pub fn dma_latency(&self) -> Seconds {
+        let micros = self.coefficient(match self.architecture {
+            Architecture::Tpu => Coefficient::DmaLatency,
+            Architecture::Gpu => Coefficient::GpuDmaLatency,
+        });
+        Seconds(micros * 1e-6)
+    }
+
     /// Clock of the state in use.
     #[must_use]
     pub fn clock(&self) -> Hertz {

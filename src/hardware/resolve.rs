@@ -5,6 +5,7 @@ use super::chip::{
     VectorUnit, dtype_named,
 };
 use super::file::ChipFile;
+use crate::coefficients::Coefficients;
 use crate::config::{ConfigError, Document, listed, suggestion};
 use crate::dtype::Dtype;
 
@@ -107,6 +108,7 @@ pub(super) fn resolve(name: &str, document: &Document) -> Result<Chip, ConfigErr
         launch: file.launch.time,
         launch_provenance: file.launch.provenance(document, "launch")?,
         published,
+        coefficients: Coefficients::default(),
         unknown: file.unknown,
     })
 }

@@ -7,7 +7,7 @@ use crate::hardware::Chip;
 use crate::kernels::{Kernel, OpKind};
 use crate::report::table::{Cell, Column, Table};
 use crate::timing::unit::occupancy;
-use crate::timing::{DMA_LATENCY_US, GRID_STEP_CYCLES, KernelTime, memory};
+use crate::timing::{KernelTime, memory};
 
 /// The whole explanation, for a terminal.
 ///
@@ -123,13 +123,13 @@ pub fn render(kernel: &Kernel, time: &KernelTime, chip: &Chip) -> std::io::Resul
         );
     };
     line(&mut out, "schedule of a program", time.program.makespan);
-    line(&mut out, "grid step", GRID_STEP_CYCLES);
+    line(&mut out, "grid step", chip.grid_step_cycles());
     line(
         &mut out,
         "transfers of a program",
         time.hbm_us / 1e6 * clock / rounds,
     );
-    line(&mut out, "latency of a transfer", DMA_LATENCY_US * 1e-6 * clock);
+    line(&mut out, "latency of a transfer", chip.dma_latency().get() * clock);
     line(&mut out, "period of the pipeline", time.pipeline.period);
     line(
         &mut out,

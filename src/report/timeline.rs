@@ -21,10 +21,10 @@ const OTHER: char = '#';
 pub fn render(kernel: &Kernel, program: &Program, chip: &Chip, width: usize) -> String {
     let mut rows: BTreeMap<Lane, Vec<(f64, f64, usize, Wait)>> = BTreeMap::new();
     for group in &program.groups {
-        for &(lane, cycles) in &group.lanes {
-            rows.entry(lane)
+        for held in &group.lanes {
+            rows.entry(held.lane)
                 .or_default()
-                .push((group.start, group.start + cycles, group.op, group.wait));
+                .push((held.start, held.end(), group.op, held.wait));
         }
     }
     // Letters by share of time, so that what matters keeps one.

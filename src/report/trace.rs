@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::study::schedules::{ScheduledKernel, ScheduledPlan};
-use crate::timing::program::{Placed, Wait};
+use crate::timing::program::{Held, Placed, Wait};
 use crate::timing::unit::Lane;
 
 /// Programs of a kernel that are drawn in full.
@@ -152,21 +152,21 @@ impl Track<'_> {
 
     /// Operations of one program on one lane, with the gaps between them.
     fn lane(&mut self, scheduled: &ScheduledKernel, lane: Lane, tid: usize, origin: f64, clock_mhz: f64) {
-        let mut held: Vec<(&Placed, f64)> = Vec::new();
+        let mut held: Vec<(&Placed, &Held)> = Vec::new();
         for group in &scheduled.time.program.groups {
             held.extend(
                 group
                     .lanes
                     .iter()
-                    .filter(|(l, _)| *l == lane)
-                    .map(|(_, cycles)| (group, *cycles)),
+                    .filter(|held| held.lane == lane)
+                    .map(|held| (group, held)),
             );
         }
-        held.sort_by(|a, b| a.0.start.total_cmp(&b.0.start));
+        held.sort_by(|a, b| a.1.start.total_cmp(&b.1.start));
         let mut free = 0.0;
-        for (group, cycles) in held {
-            if group.start > free + 1e-9 {
-                let reason = match group.wait {
+        for (group, held) in held {
+            if held.start > free + 1e-9 {
+                let reason = match held.wait {
                     Wait::Start => Wait::Data,
                     other => other,
                 };
@@ -175,14 +175,14 @@ impl Track<'_> {
                     "wait",
                     tid,
                     origin + free / clock_mhz,
-                    (group.start - free) / clock_mhz,
+                    (held.start - free) / clock_mhz,
                     Map::new(),
                 );
             }
             let op = &scheduled.kernel.ops[group.op];
             let mut args = Map::new();
             args.insert("stage".to_owned(), json!(op.stage.name()));
-            args.insert("cycles".to_owned(), json!(cycles));
+            args.insert("cycles".to_owned(), json!(held.cycles));
             args.insert("copies".to_owned(), json!(group.copies));
             if op.carried {
                 args.insert("chunk".to_owned(), json!(group.chunk));
@@ -191,11 +191,11 @@ impl Track<'_> {
                 &op.name,
                 "op",
                 tid,
-                origin + group.start / clock_mhz,
-                cycles / clock_mhz,
+                origin + held.start / clock_mhz,
+                held.cycles / clock_mhz,
                 args,
             );
-            free = group.start + cycles;
+            free = held.end();
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use crate::coefficients::Coefficient;
 use crate::dtype::Dtype;
 use crate::hardware::{Architecture, Chip};
 use crate::kernels::library::{self, Case, CaseError, Formats, Launch, Params, Recurrent};
@@ -17,8 +18,6 @@ const CHUNK: u64 = 64;
 const FUSED_WRAPPER_KERNELS: u64 = 36;
 /// Largest chunk of the fused kernel, and the largest where it has at least 64 value heads. Source: its code.
 const FUSED_CHUNKS: [u64; 2] = [128, 64];
-/// Scalar cycles of the fused kernel per sequence and per head when it decodes. Source: measured calls on v7x.
-const FUSED_DECODE_CYCLES: [f64; 2] = [346.0, 24.0];
 /// Largest extent of a layer that a case may ask for.
 const LARGEST_EXTENT: u64 = 1 << 24;
 
@@ -284,6 +283,7 @@ fn decode(case: &Case<'_>, mechanism: &'static Mechanism) -> Result<Vec<Launch>,
         Granularity::Channel => sizes.key_dim,
     };
     let kernel = library::decode(
+            case.chip,
         Recurrent {
             tokens: sizes.batch * sizes.tokens,
             key_heads: sizes.key_heads,
@@ -319,8 +319,9 @@ fn fused(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
     let sequences = slots.min(tokens);
     if tokens == sequences {
         let tile = decode_tile.min(tokens);
-        let [per_sequence, per_head] = FUSED_DECODE_CYCLES;
+        let (per_sequence, per_head) = (case.coefficient(Coefficient::DecodeSequence), case.coefficient(Coefficient::DecodeHead));
         let kernel = library::decode(
+            case.chip,
             Recurrent {
                 tokens,
                 key_heads,

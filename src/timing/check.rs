@@ -63,20 +63,18 @@ pub fn check_program(program: &Program) -> Result<(), Illegal> {
             chain[i] = chain[i].max(chain[j]);
         }
         chain[i] += group.duration() / group.copies + group.latency;
-        for &(lane, cycles) in &group.lanes {
+        for held in &group.lanes {
+            let (from, until) = (held.start, held.start + held.cycles);
             holds(
-                cycles >= 0.0 && not_before(group.end, group.start + cycles),
+                held.cycles >= 0.0 && not_before(from, group.start) && not_before(group.end, until),
                 || {
                     format!(
-                        "group {i} holds {} for {cycles} cycles beyond its end",
-                        lane.name()
+                        "group {i} holds {} from {from} to {until}, outside its own interval",
+                        held.lane.name()
                     )
                 },
             )?;
-            by_lane
-                .entry(lane)
-                .or_default()
-                .push((group.start, group.start + cycles, i));
+            by_lane.entry(held.lane).or_default().push((from, until, i));
         }
         holds(not_before(program.makespan, group.end + group.latency), || {
             format!("group {i} ends after the makespan {}", program.makespan)

@@ -1,9 +1,9 @@
 //! A kernel on a chip: how it is cut into programs, the schedule of a program, the pipeline of programs, and what binds.
 
 use super::pipeline::{self, Pipeline};
-use super::program::{self, Cut, Program, Wait};
+use super::program::{self, Cut, Program};
 use super::unit::Lane;
-use super::{DMA_LATENCY_US, GRID_STEP_CYCLES, matrix, memory};
+use super::{matrix, memory};
 use crate::hardware::{Architecture, Chip};
 use crate::kernels::{Kernel, OpKind};
 use crate::report::result::Bound;
@@ -154,6 +154,7 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
 
     let program = program::schedule(kernel, chip, cut);
     let rounds = programs_per_core as f64;
+    let grid_step = chip.grid_step_cycles();
     let micros = |cycles: f64| cycles / chip.clock().get() * 1e6;
     // Blocks of the busiest core: what crosses HBM, spread over all programs.
     let all_programs = (programs * kernel.grid.sequential.div_ceil(chunks)).max(1) as f64;
@@ -162,10 +163,10 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
         .resident_block
         .map_or(0.0, |block| (block.bytes as f64 * block.fetches as f64).min(kernel.read_bytes() as f64));
     let mut step = pipeline::Step {
-        compute: program.makespan + GRID_STEP_CYCLES + implementation.program_cycles,
+        compute: program.makespan + grid_step + implementation.program_cycles,
         read: (kernel.read_bytes() as f64 - fetched_whole) / all_programs / bandwidth,
         write: kernel.write_bytes() as f64 / all_programs / bandwidth,
-        dma_latency: DMA_LATENCY_US * 1e-6 * chip.clock().get(),
+        dma_latency: chip.dma_latency().get() * chip.clock().get(),
     };
     let mut pipeline = if implementation.serial_transfers {
         let transfers = [step.read, step.write];
@@ -207,7 +208,7 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
         0.0
     } else {
         let ends = [step.read, step.write].iter().filter(|cycles| **cycles > 0.0).count();
-        launch.min(ends as f64 * DMA_LATENCY_US)
+        launch.min(ends as f64 * chip.dma_latency().micros())
     };
     let total_us = micros(pipeline.total) + launch - launch_overlap_us;
 
@@ -219,7 +220,7 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
         (Bound::Hbm, hbm),
         (
             Bound::Launch,
-            launch * chip.clock().get() / 1e6 + GRID_STEP_CYCLES * rounds + dma,
+            launch * chip.clock().get() / 1e6 + grid_step * rounds + dma,
         ),
     ];
     // A unit binds as far as it stands on the critical path; one that is busy all the time does so wherever it stands.
@@ -245,7 +246,7 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
         vmem_us: micros(vmem),
         hbm_us: micros(hbm),
         latency_us: micros(latency * rounds),
-        launch_us: launch + micros(GRID_STEP_CYCLES * rounds + dma),
+        launch_us: launch + micros(grid_step * rounds + dma),
         launch_overlap_us,
         bound: bounds[0].0,
         next_bound: bounds[1].0,
@@ -279,13 +280,10 @@ fn critical_path(program: &Program) -> ([f64; 5], f64) {
         let group = &program.groups[at];
         // From the moment its lane is free to the moment the path goes on, the result is on its way.
         latency += (until - group.end).max(0.0);
-        let occupied = (until.min(group.end) - group.start).max(0.0);
-        let longest = group
-            .lanes
-            .iter()
-            .max_by(|a, b| a.1.total_cmp(&b.1))
-            .map(|(lane, _)| *lane);
-        match longest {
+        let last = group.last_lane();
+        let (start, before) = last.map_or((group.start, group.operand), |held| (held.start, held.waited_for));
+        let occupied = (until.min(group.end) - start).max(0.0);
+        match last.map(|held| held.lane) {
             Some(Lane::Mxu(_)) => on[0] += occupied,
             Some(Lane::Vpu) => on[1] += occupied,
             Some(Lane::Transcendental) => on[2] += occupied,
@@ -293,10 +291,10 @@ fn critical_path(program: &Program) -> ([f64; 5], f64) {
             Some(Lane::Vmem | Lane::DmaIn | Lane::DmaOut) => on[4] += occupied,
             None => latency += occupied,
         }
-        until = group.start;
-        match (group.wait, group.waited_for) {
-            (Wait::Start | Wait::Dma, _) | (_, None) => return (on, latency),
-            (_, Some(before)) => at = before,
+        until = start;
+        match before {
+            None => return (on, latency),
+            Some(before) => at = before,
         }
     }
 }

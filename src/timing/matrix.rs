@@ -6,13 +6,13 @@
 use super::unit::{Occupancy, Unit};
 use crate::dtype::Dtype;
 use crate::graph::work::PerDtype;
-use crate::hardware::Chip;
+use crate::coefficients::Coefficient;
+use crate::hardware::{Architecture, Chip};
 use crate::kernels::OpKind;
 
-/// Cycles of the load of a stationary tile that a short stream cannot hide, as a share of the side of the array.
-/// Source: weight-load floor of measured ragged matrix products, 0.15 to 0.35.
-pub const WEIGHT_LOAD_FLOOR: f64 = 0.25;
 /// Depth that the wide arrays take in halves of. Source: schedules of the TPU compiler, `m ceil(k/128) ceil(n/256) / 4` cycles per array.
+/// Rows of a tensor-core instruction below which its columns are not fed any faster, as a share of the side of the array: of 16, at least 4.
+const GPU_STREAM_FLOOR: f64 = 0.25;
 const HALF_PASS_DEPTH: f64 = 128.0;
 
 /// Whether the load of a stationary tile waits for the stream before it.
@@ -49,12 +49,22 @@ fn rate(chip: &Chip, dtype: Dtype, passes: u32) -> (f64, f64) {
     }
 }
 
+/// Passes over an array that a product takes: those asked for where its format has no native rate, else one.
+#[must_use]
+pub fn passes(chip: &Chip, dtype: Dtype, passes: u32) -> f64 {
+    rate(chip, dtype, passes).1
+}
+
 /// Cycles of one array for the whole product, weight loads hidden.
 #[must_use]
 pub fn stream_cycles(chip: &Chip, m: u64, k: u64, n: u64, dtype: Dtype, passes: u32) -> f64 {
     let (rate, passes) = rate(chip, dtype, passes);
     let side = f64::from(chip.matrix_unit.rows.max(chip.matrix_unit.columns));
-    tiles(chip, k, n) * (m as f64).max(WEIGHT_LOAD_FLOOR * side) / rate * passes
+    let floor = match chip.architecture {
+        Architecture::Tpu => chip.coefficient(Coefficient::WeightLoadFloor),
+        Architecture::Gpu => GPU_STREAM_FLOOR,
+    };
+    tiles(chip, k, n) * (m as f64).max(floor * side) / rate * passes
 }
 
 /// Cycles of one `side x side` array, one row per cycle, for a whole product, fill and drain included: the textbook count.

@@ -1,6 +1,6 @@
 //! The schedule of one program: the operations of a grid step on the lanes of a core.
 //!
-//! **Rules.** An operation starts when every lane it needs is free and its operands are there, and holds each lane for its occupancy. Operations are taken in one
+//! **Rules.** An operation holds each lane it needs for its occupancy, from when its operands are there and the lane is free. Operations are taken in one
 //! fixed order, by nominal depth, whatever the chip: a change of the hardware moves times but never the order, so that a slower
 //! part can never make a program faster.
 //!
@@ -41,6 +41,29 @@ impl Wait {
     }
 }
 
+/// A lane held by a group.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Held {
+    /// The lane.
+    pub lane: Lane,
+    /// Cycle it is held from.
+    pub start: f64,
+    /// Cycles it is held for.
+    pub cycles: f64,
+    /// What the group waited for there.
+    pub wait: Wait,
+    /// The group, by dependence or by lane, that it was waiting for.
+    pub waited_for: Option<usize>,
+}
+
+impl Held {
+    /// Cycle the lane is free again.
+    #[must_use]
+    pub fn end(&self) -> f64 {
+        self.start + self.cycles
+    }
+}
+
 /// A group on the lanes of a core.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Placed {
@@ -52,25 +75,32 @@ pub struct Placed {
     pub after: Vec<usize>,
     /// Independent copies in the group.
     pub copies: f64,
-    /// Cycle it starts at.
+    /// Cycle its first lane starts at, or its operands are there if it needs none.
     pub start: f64,
-    /// Occupancy of every lane it needs, from `start`.
-    pub lanes: Vec<(Lane, f64)>,
+    /// The lanes it needs, each from when its operands are there and the lane is free: the results of a product leave the array when the vector unit
+    /// comes to fetch them.
+    pub lanes: Vec<Held>,
     /// Cycle its last lane is free again.
     pub end: f64,
     /// Cycles from `end` until its last result is there.
     pub latency: f64,
-    /// What it waited for.
-    pub wait: Wait,
-    /// The group, by dependence or by lane, that its start was waiting for.
-    pub waited_for: Option<usize>,
+    /// The group whose result came last, where it waited for one.
+    pub operand: Option<usize>,
 }
 
 impl Placed {
-    /// Longest occupancy of a lane, for all copies.
+    /// From its first lane's start to its last lane's end, for all copies.
     #[must_use]
     pub fn duration(&self) -> f64 {
         self.end - self.start
+    }
+
+    /// The lane that ends last, the longest of those.
+    #[must_use]
+    pub fn last_lane(&self) -> Option<&Held> {
+        self.lanes
+            .iter()
+            .max_by(|a, b| a.end().total_cmp(&b.end()).then(a.cycles.total_cmp(&b.cycles)))
     }
 
     /// Cycle the first copy's result is there.
@@ -341,57 +371,61 @@ impl LaneTable {
         let mut by_time: Vec<usize> = (0..self.mxu.len()).collect();
         by_time.sort_by(|&a, &b| self.mxu[a].0.total_cmp(&self.mxu[b].0).then(a.cmp(&b)));
         by_time.truncate(arrays);
-        let mut lanes: Vec<(Lane, f64)> = Vec::with_capacity(arrays + 2);
+        let mut wanted_lanes: Vec<(Lane, f64)> = Vec::with_capacity(arrays + 2);
         let per_array = cost.matrix * instances / arrays.max(1) as f64;
-        lanes.extend(by_time.iter().map(|&i| (Lane::Mxu(i as u8), per_array)));
+        wanted_lanes.extend(by_time.iter().map(|&i| (Lane::Mxu(i as u8), per_array)));
         for (lane, cycles) in Lane::VECTOR.into_iter().zip(cost.vector) {
             if cycles > 0.0 {
-                lanes.push((lane, cycles * instances));
+                wanted_lanes.push((lane, cycles * instances));
             }
         }
-        let duration = lanes.iter().map(|(_, cycles)| *cycles).fold(0.0, f64::max);
+        let longest = wanted_lanes.iter().map(|(_, cycles)| *cycles).fold(0.0, f64::max);
 
-        let (mut start, mut wait, mut waited_for) = (0.0_f64, Wait::Start, None);
+        let (mut ready, mut wait, mut operand) = (0.0_f64, Wait::Start, None);
         for &j in after {
             let producer = &groups[j];
             // First copy after the first, last copy after the last.
             let first = producer.first_result();
-            let last = producer.last_result() - duration * (1.0 - copies.recip());
-            let ready = first.max(last);
-            if ready > start {
-                start = ready;
+            let last = producer.last_result() - longest * (1.0 - copies.recip());
+            let there = first.max(last);
+            if there > ready {
+                ready = there;
                 wait = if producer.latency > 0.0 {
                     Wait::Latency
                 } else {
                     Wait::Data
                 };
-                waited_for = Some(j);
-            }
-        }
-        for &(lane, _) in &lanes {
-            let (free, by, _) = *self.slot(lane);
-            if free > start {
-                start = free;
-                wait = Wait::Unit;
-                waited_for = by;
+                operand = Some(j);
             }
         }
         let index = groups.len();
-        for &(lane, cycles) in &lanes {
+        let mut lanes: Vec<Held> = Vec::with_capacity(wanted_lanes.len());
+        for (lane, cycles) in wanted_lanes {
             let slot = self.slot(lane);
-            *slot = (start + cycles, Some(index), slot.2 + cycles);
+            let (free, by, busy) = *slot;
+            let late = free > ready;
+            let start = ready.max(free);
+            *slot = (start + cycles, Some(index), busy + cycles);
+            lanes.push(Held {
+                lane,
+                start,
+                cycles,
+                wait: if late { Wait::Unit } else { wait },
+                waited_for: if late { by } else { operand },
+            });
         }
+        let start = lanes.iter().map(|held| held.start).fold(f64::INFINITY, f64::min);
+        let start = if start.is_finite() { start } else { ready };
         Placed {
             op,
             chunk,
             after: after.to_vec(),
             copies,
             start,
-            end: start + duration,
+            end: lanes.iter().map(Held::end).fold(start, f64::max),
             lanes,
             latency: cost.latency,
-            wait,
-            waited_for,
+            operand,
         }
     }
 

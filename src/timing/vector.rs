@@ -4,7 +4,9 @@
 //! of `lanes x sublanes` elements, so small or oddly shaped tensors pay for the rest of the register.
 
 use super::unit::{Occupancy, Unit};
-use crate::hardware::Chip;
+use super::matrix;
+use crate::coefficients::Coefficient;
+use crate::hardware::{Architecture, Chip};
 use crate::kernels::OpKind;
 
 /// The vector unit of a core.
@@ -28,7 +30,7 @@ impl Unit for VectorUnit {
         };
         let [alu, transcendental, cross, memory] = &mut occupancy.vector;
         match op {
-            OpKind::Product { m, k, n, dtype, .. } => {
+            OpKind::Product { m, k, n, dtype, passes } => {
                 let columns = if value_columns {
                     n.div_ceil(value_parts)
                 } else {
@@ -39,7 +41,14 @@ impl Unit for VectorUnit {
                 // Operands come from on-chip memory at their own width, results return as f32.
                 let packing = dtype.bytes() as f64 / 4.0;
                 let loaded = (registers(*m, *k) + registers(*k, columns)) * packing;
-                *memory += traffic(chip, loaded, registers(*m, columns));
+                let results = registers(*m, columns);
+                *memory += traffic(chip, loaded, results);
+                if chip.architecture == Architecture::Tpu {
+                    // Beyond the depth of the array, and between the passes of an f32 product, the vector unit sums up. A GPU sums in its registers.
+                    let sums = (*k as f64 / f64::from(chip.matrix_unit.rows)).ceil() * matrix::passes(chip, *dtype, *passes);
+                    let ops = 2.0 * sums - 1.0;
+                    *alu += results * ops * chip.coefficient(Coefficient::AccumulateOps) / slots.alu;
+                }
             }
             OpKind::Vector {
                 dims,
@@ -51,6 +60,10 @@ impl Unit for VectorUnit {
                 *alu += count * cost.alu / slots.alu;
                 *transcendental += count * cost.transcendental / slots.transcendental;
                 if let Some([rows, columns]) = *cross_lane {
+                    if count > f64::from(chip.vector_unit.registers) {
+                        // What a reduction or a broadcast across lanes belongs to is needed again after it, and does not stay in registers.
+                        *memory += traffic(chip, count, count);
+                    }
                     let moved = registers_in_place(chip, rows as f64, columns as f64) * share;
                     *cross += moved * cross_lane_ops / slots.cross_lane;
                     occupancy.latency += latency.cross_lane;
@@ -82,6 +95,9 @@ impl Unit for VectorUnit {
 }
 
 /// Adds what substitution of `rows` rows with `columns` right-hand sides asks of the slots, and its chain.
+///
+/// Each solved row is multiplied into the rows below it and subtracted. The coefficients of the system are known beforehand, so their way through
+/// the cross-lane unit is off the chain.
 fn substitution(chip: &Chip, rows: u64, columns: u64, occupancy: &mut Occupancy) {
     let slots = &chip.vector_unit.slots;
     let across = (columns as f64 / f64::from(chip.vector_unit.lanes)).ceil();
@@ -90,15 +106,8 @@ fn substitution(chip: &Chip, rows: u64, columns: u64, occupancy: &mut Occupancy)
     let chain = rows.saturating_sub(1) as f64;
     occupancy.vector[0] += 2.0 * below as f64 * across / slots.alu;
     occupancy.vector[2] += chain / slots.cross_lane;
-    occupancy.latency += chain * SUBSTITUTION_STEP_LATENCIES * chip.latency.vector;
+    occupancy.latency += chain * chip.coefficient(Coefficient::SubstitutionStep) * chip.latency.vector;
 }
-
-/// Vector latencies on the chain of one row of forward substitution.
-///
-/// Each solved row is multiplied into the rows below it and subtracted. The coefficients are known beforehand, so their way through the cross-lane
-/// unit is off the chain; on it are, per row, a multiply, a subtract and the row's way through on-chip memory to be read back on all sublanes, taken
-/// as four latencies.
-const SUBSTITUTION_STEP_LATENCIES: f64 = 6.0;
 
 /// Cycles of the load and store slots for `loaded` and `stored` registers; loads and stores issue side by side.
 #[must_use]

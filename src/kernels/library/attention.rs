@@ -3,8 +3,9 @@
 use super::body::{Body, Cost, Product, copy};
 use super::case::{Case, CaseError, size};
 use super::gated_linear_unit::stays_on_chip;
-use super::matmul::{ACCUMULATE, SLICE_ROWS, Shape, Traffic, depth_slices, kernel};
+use super::matmul::{SLICE_ROWS, Shape, Traffic, kernel};
 use super::{Family, Launch, once};
+use crate::coefficients::Coefficient;
 use crate::dtype::Dtype;
 use crate::kernels::Kernel;
 
@@ -22,13 +23,6 @@ pub(super) const FAMILY: Family = Family {
     build,
 };
 
-/// ALU operations of the softmax per score: running maximum, difference, scale into the base of the exponential, running sum, rounding.
-const SOFTMAX_OPS: f64 = 5.0;
-/// ALU operations of a mask per score, in blocks that it cuts: two positions, a comparison, a select, and the load that comes with them.
-/// Source: 5.3 in measured TPU kernels.
-const MASK_OPS: f64 = 5.0;
-/// ALU operations per element of the accumulator and block: rescale, add.
-const RESCALE_OPS: f64 = 2.0;
 /// Most query blocks whose key blocks are counted one by one.
 const MOST_BLOCKS: u64 = 1 << 22;
 
@@ -212,7 +206,8 @@ fn on_tpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
         dtype,
         passes: case.passes(),
     };
-    let sums = |k: u64| ACCUMULATE * depth_slices(case, k) as f64;
+    let mask_ops = case.coefficient(Coefficient::FlashMaskOps);
+    let softmax_ops = case.coefficient(Coefficient::FlashSoftmaxOps);
     let lane_rows = f64::from(case.chip.vector_unit.lanes);
     let mut body = Body::new(
         case.op,
@@ -226,13 +221,13 @@ fn on_tpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     .vector(
         "scores",
         &[slice, inner],
-        Cost::alu(sums(a.key_dim) + masks * MASK_OPS + f64::from(u8::from(a.bias))),
+        Cost::alu(masks * mask_ops + f64::from(u8::from(a.bias))),
         instances,
     )
     .row_reduction("maximum", &[slice, inner], Cost::alu(1.0), slice, instances)
-    .row_reduction("exponentials", &[slice, inner], Cost::new(SOFTMAX_OPS - 1.0, 1.0), slice, instances)
+    .row_reduction("exponentials", &[slice, inner], Cost::new((softmax_ops - 1.0).max(0.0), 1.0), slice, instances)
     .product("p v", product(inner, a.value_dim), instances)
-    .vector("accumulate", &[slice, a.value_dim], Cost::alu(sums(inner) + RESCALE_OPS), instances)
+    .vector("accumulate", &[slice, a.value_dim], Cost::alu(case.coefficient(Coefficient::FlashRescaleOps)), instances)
     .read("queries", q, dtype)
     .read("keys", k * reads_of_keys, dtype)
     .read("values", v * reads_of_keys, dtype)
@@ -310,7 +305,7 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     )
     .product("q k^T", product(a.key_dim, columns), instances)
     .row_reduction("maximum", &[rows, columns], Cost::alu(1.0 + extra), rows, instances)
-    .row_reduction("exponentials", &[rows, columns], Cost::new(2.5, 1.0), rows, instances)
+    .row_reduction("exponentials", &[rows, columns], Cost::new(case.coefficient(Coefficient::GpuFlashOps), 1.0), rows, instances)
     .product("p v", product(columns, a.value_dim), instances)
     .vector("rescale", &[rows, a.value_dim], Cost::alu(1.0), instances)
     // Key blocks that neighbouring programs share come from the level-2 cache.
@@ -352,8 +347,8 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
 }
 
 /// Work of the softmax that two fusions share: statistics in one, exponentials in the other.
-fn softmax_cost(a: &Attention) -> (Cost, Cost) {
-    let mask = f64::from(u8::from(a.causal)) * MASK_OPS + f64::from(u8::from(a.mask));
+fn softmax_cost(case: &Case<'_>, a: &Attention) -> (Cost, Cost) {
+    let mask = f64::from(u8::from(a.causal)) * case.coefficient(Coefficient::FlashMaskOps) + f64::from(u8::from(a.mask));
     (Cost::new(3.0 + mask, 1.0), Cost::new(2.0 + mask, 1.0))
 }
 
@@ -388,7 +383,7 @@ fn materialised(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError
         n: a.value_dim,
     };
     let traffic = |a: f64, b: f64, c: f64| Traffic { dtype, passes, a, b, c };
-    let (statistics, exponentials) = softmax_cost(a);
+    let (statistics, exponentials) = softmax_cost(case, a);
     let flat = [batch * a.queries, a.keys];
     let first = kernel(case, "logits", "q k^T", logits_shape, traffic(q, k, logits))?.read("bias and mask", extra, dtype);
     if case.tpu() {
@@ -452,7 +447,7 @@ fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     let accumulator = kept(size(&[batch, queries, channels(a.value_dim), 4])? as f64);
     let passes = case.passes();
     let traffic = |a: f64, b: f64, c: f64| Traffic { dtype, passes, a, b, c };
-    let (statistics, exponentials) = softmax_cost(a);
+    let (statistics, exponentials) = softmax_cost(case, a);
     let flat = [batch * queries, keys];
     let first = kernel(
         case,
@@ -484,7 +479,7 @@ fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
         },
         traffic(weights, tokens(keys, a.key_heads, a.value_dim)?, accumulator),
     )?
-    .vector("rescale", &[batch * queries, a.value_dim], Cost::alu(RESCALE_OPS), 1)
+    .vector("rescale", &[batch * queries, a.value_dim], Cost::alu(case.coefficient(Coefficient::FlashRescaleOps)), 1)
     .read("accumulator", accumulator, Dtype::F32);
     Ok([first, softmax, second]
         .into_iter()

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::coefficients::Coefficient;
 use crate::dtype::Dtype;
 use crate::hardware::{Architecture, Chip};
 
@@ -172,6 +173,12 @@ impl<'a> Case<'a> {
             (false, true) => 1,
             (false, false) => 2,
         }
+    }
+
+    /// A coefficient of the timing model.
+    #[must_use]
+    pub fn coefficient(&self, coefficient: Coefficient) -> f64 {
+        self.chip.coefficient(coefficient)
     }
 
     /// Bytes of an element of the first operand's format.

@@ -3,18 +3,15 @@
 use super::body::{Body, Cost, Product};
 use super::case::{Case, CaseError, size};
 use super::gated_linear_unit::stays_on_chip;
-use super::matmul::{self, ACCUMULATE, Shape, Traffic, depth_slices};
+use super::matmul::{self, Shape, Traffic};
 use super::{Family, Launch, once};
+use crate::coefficients::Coefficient;
 use crate::dtype::Dtype;
 
 pub(super) const FAMILY: Family = Family {
     ops: &["linear_cross_entropy", "linear_cross_entropy_xla"],
     build,
 };
-
-/// Operations per logit: maximum, difference, exponential, sum, the position of the label against every column, and what the padding of the vocabulary
-/// masks. Source: 14 ALU operations per logit in measured Pallas kernels.
-const LOGIT: Cost = Cost::new(14.0, 1.0);
 
 fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
     let (tokens, width, vocabulary) = (case.size("tokens")?, case.size("d")?, case.size("vocab")?);
@@ -39,18 +36,18 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
             dtype,
             passes: case.passes(),
         };
-        let sums = ACCUMULATE * depth_slices(case, depth) as f64;
+        let logit = Cost::new(case.coefficient(Coefficient::CrossEntropyOps), 1.0);
         // Rows slice by slice would overlap product and softmax; the kernel finishes one before the other. Only row blocks are independent, so that is what
         // a second core needs.
         let x_reads = if depth_blocks == 1 { 1 } else { column_blocks };
-        let body = Body::new(case.op, "blocks of logits", row_blocks, column_blocks * depth_blocks)
+        let mut body = Body::new(case.op, "blocks of logits", row_blocks, column_blocks * depth_blocks)
             .live(rows * columns * 4)
             .product("x W", product, steps)
-            .vector("accumulate", &[rows, columns], Cost::alu(sums), steps)
-            .row_reduction("softmax", &[rows, columns], LOGIT, rows, row_blocks * column_blocks)
+            .row_reduction("softmax", &[rows, columns], logit, rows, row_blocks * column_blocks)
             .read("x", (tokens * width) as f64 * element * x_reads as f64, dtype)
             .read("W", (width * vocabulary) as f64 * element * row_blocks as f64, dtype)
             .write("loss", tokens as f64 * 8.0, Dtype::F32);
+        body.implementation.program_cycles = case.coefficient(Coefficient::CrossEntropyStep);
         return Ok(once([body.finish()?]));
     }
     // XLA: a loop over blocks, each a product that writes its logits and a fusion per statistic that reads them.
@@ -63,18 +60,20 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
         k: width,
         n: columns,
     };
+    // Weights in f32 are rounded once, outside the loop.
+    let rounded = case.tpu() && dtype == Dtype::F32;
     let traffic = Traffic {
         dtype,
         passes: case.passes(),
         a: (rows * width) as f64 * element,
-        b: (width * columns) as f64 * element,
+        b: (width * columns) as f64 * if rounded { 2.0 } else { element },
         c: kept,
     };
     let product = matmul::kernel(case, "logits", "x W of a block", shape, traffic)?.finish()?;
-    let slice = (width * columns) as f64 * element;
-    let columns_of_weights = Body::streaming("copy", "columns of W")
-        .read("W", slice, dtype)
-        .write("columns", slice, dtype)
+    let weights = (width * vocabulary) as f64;
+    let rounding = Body::streaming("copy", "W in bf16")
+        .read("W", weights * element, dtype)
+        .write("W in bf16", weights * 2.0, Dtype::Bf16)
         .finish()?;
     let statistic = |title: &str, cost: Cost| {
         Body::streaming("statistics", title)
@@ -84,11 +83,12 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
             .finish()
     };
     let kernels = [
-        columns_of_weights,
         product,
         statistic("maximum of every row", Cost::alu(1.0))?,
         statistic("sum of exponentials", Cost::new(4.0, 1.0))?,
         statistic("logit of the label", Cost::alu(4.0))?,
     ];
-    Ok(kernels.into_iter().map(|kernel| Launch { kernel, times: blocks }).collect())
+    let once = rounded.then(|| Launch::from(rounding));
+    let looped = kernels.into_iter().map(|kernel| Launch { kernel, times: blocks });
+    Ok(once.into_iter().chain(looped).collect())
 }

@@ -1,6 +1,6 @@
 //! Matrix products, batched or not.
 
-use super::body::{Body, Cost, Product};
+use super::body::{Body, Product};
 use super::case::{Case, CaseError, size};
 use super::{Family, Launch, once};
 use crate::dtype::Dtype;
@@ -17,8 +17,6 @@ pub(super) const SLICE_ROWS: u64 = 128;
 const TPU_TILE: u64 = 1024;
 /// Output tiles of matrix kernels on a GPU, rows by columns; the one that leaves the fewest multiprocessors idle is taken, as libraries do.
 const GPU_TILES: [[u64; 2]; 4] = [[128, 256], [128, 128], [64, 128], [64, 64]];
-/// ALU operations per register of a result and depth of an array: the partial sum is popped and added.
-pub(super) const ACCUMULATE: f64 = 2.0;
 
 /// A product of `batch` pairs of matrices.
 #[derive(Debug, Clone, Copy)]
@@ -42,11 +40,6 @@ pub(super) struct Traffic {
     pub(super) b: f64,
     /// Bytes of the result.
     pub(super) c: f64,
-}
-
-/// Depth of a stationary array, over which results are summed inside it.
-pub(super) fn depth_slices(case: &Case<'_>, k: u64) -> u64 {
-    k.div_ceil(u64::from(case.chip.matrix_unit.rows).max(1))
 }
 
 /// The product as a kernel, before `finish`; what a fusion adds can be appended.
@@ -92,14 +85,12 @@ pub(super) fn kernel(case: &Case<'_>, label: &str, title: &str, shape: Shape, tr
         dtype,
         passes,
     };
-    let partial_sums = depth_slices(case, bk) as f64 * f64::from(passes);
     // The panel of `a` stays while the columns advance, unless the depth is cut as well.
     let a_reads = if tiles[1] == 1 { 1 } else { tiles[2] };
     Ok(Body::new(label, title, outputs, tiles[1])
         .units(slices)
         .live(rows * bn * 4)
         .product("product", product, steps)
-        .vector("accumulate", &[rows, bn], Cost::alu(ACCUMULATE * partial_sums), steps)
         .read("a", a * a_reads as f64, dtype)
         .read("b", b * tiles[0] as f64, dtype)
         .write("c", c, dtype))

@@ -2,8 +2,9 @@
 
 use super::body::{Body, Cost, Product, copy};
 use super::case::{Case, CaseError, size};
-use super::matmul::{self, ACCUMULATE, Shape, Traffic, depth_slices};
+use super::matmul::{self, Shape, Traffic};
 use super::{Family, Launch, once};
+use crate::coefficients::Coefficient;
 use crate::dtype::Dtype;
 use crate::kernels::ResidentBlock;
 
@@ -11,11 +12,6 @@ pub(super) const FAMILY: Family = Family {
     ops: &["ragged_dot", "ragged_dot_v2", "ragged_dot_xla", "ragged_dot_triton"],
     build,
 };
-
-/// ALU operations per register of the output and step: rows of other groups are masked, the sum is read, added and stored. Source: measured grouped products.
-const MASK_AND_STORE: f64 = 5.0;
-/// Cycles of a program of a GPU that finds nothing to do and leaves. Source: H100 Triton calls whose time is that of `groups * row blocks * column blocks` programs.
-const EMPTY_PROGRAM_CYCLES: f64 = 180.0;
 
 #[derive(Debug, Clone, Copy)]
 struct Grouped {
@@ -147,7 +143,6 @@ fn on_tpu(case: &Case<'_>, shape: Grouped, tile: Tile) -> Result<Vec<Launch>, Ca
         dtype: case.formats.product(),
         passes: case.passes(),
     };
-    let sums = ACCUMULATE * depth_slices(case, tile.k) as f64;
     let fetches = size(&[columns, groups.min(visits)])?;
     let weights = if depth == 1 { fetches } else { size(&[columns, visits, depth])? };
     let block = tile.k * tile.n * b.bytes();
@@ -155,11 +150,13 @@ fn on_tpu(case: &Case<'_>, shape: Grouped, tile: Tile) -> Result<Vec<Launch>, Ca
         .units(slices)
         .live(rows * tile.n * 4)
         .product("product", product, steps)
-        .vector("accumulate", &[rows, tile.n], Cost::alu(sums + MASK_AND_STORE), steps)
+        .vector("accumulate", &[rows, tile.n], Cost::alu(case.coefficient(Coefficient::GroupedStoreOps)), steps)
         .read("rows", (m * k * a.bytes()) as f64 * columns as f64, a)
         .read("weights", weights as f64 * block as f64, b)
         .write("output", (m * n * a.bytes()) as f64, a);
     body.implementation.cores_limit = Some(1);
+    // The slices of a row tile are one step of the kernel.
+    body.implementation.program_cycles = case.coefficient(Coefficient::GroupedVisit);
     if depth == 1 {
         body.implementation.resident_block = Some(ResidentBlock { bytes: block, fetches });
     }
@@ -209,7 +206,7 @@ fn on_gpu(case: &Case<'_>, shape: Grouped) -> Result<Vec<Launch>, CaseError> {
     if case.op == "ragged_dot_triton" {
         let all = size(&[groups, m.div_ceil(tile.m), columns])?;
         let mut empty = Body::new("empty programs", "programs without a row of their group", all - programs.min(all), 1);
-        empty.implementation.program_cycles = EMPTY_PROGRAM_CYCLES;
+        empty.implementation.program_cycles = case.coefficient(Coefficient::EmptyProgram);
         let mut empty = empty.finish()?;
         // They are part of the same launch; what stands here is their time on the multiprocessors.
         empty.title.push_str(", same launch");

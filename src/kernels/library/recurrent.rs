@@ -3,7 +3,9 @@
 use super::body::{Body, Cost};
 use super::case::{Case, CaseError, size};
 use super::{Family, Launch};
+use crate::coefficients::Coefficient;
 use crate::dtype::Dtype;
+use crate::hardware::Chip;
 use crate::kernels::{Implementation, Kernel};
 
 pub(super) const FAMILY: Family = Family {
@@ -11,9 +13,6 @@ pub(super) const FAMILY: Family = Family {
     build,
 };
 
-/// Vector operations per element of the state and token: decay, product with the key and its sum, outer product and sum, product with the query and its sum. Source:
-/// 7.6 in measured decode kernels of v7x.
-const STATE_OPS: f64 = 7.6;
 /// Kernels of one iteration of XLA's loop over tokens: slices of the operands, the two products with the state, its update, the update of the output.
 /// Source: 11.7 us per token on v6e whatever the number of heads, at 0.9 us per kernel.
 const KERNELS_PER_TOKEN: u64 = 13;
@@ -43,14 +42,15 @@ pub struct Recurrent {
 ///
 /// # Errors
 /// Where the counts are too large.
-pub fn decode(r: Recurrent, activations: Dtype, implementation: Implementation) -> Result<Kernel, CaseError> {
+pub fn decode(chip: &Chip, r: Recurrent, activations: Dtype, implementation: Implementation) -> Result<Kernel, CaseError> {
+    let state_ops = chip.coefficient(Coefficient::StateOps);
     let states = size(&[r.tokens, r.value_heads])?;
     let state_bytes = size(&[states, r.key_dim, r.value_dim, r.state.bytes()])? as f64;
     let operands = size(&[r.tokens, 2 * r.key_heads * r.key_dim + r.value_heads * r.value_dim])? as f64 * activations.bytes() as f64;
     let gates = size(&[r.tokens, r.value_heads, r.decays + 1])? as f64 * 4.0;
     let mut body = Body::new("decode", "one token per sequence", states, 1)
         .units(r.states_per_program)
-        .row_reduction("S~, k S~, S, q S", &[r.key_dim, r.value_dim], Cost::alu(STATE_OPS), r.key_dim, states)
+        .row_reduction("S~, k S~, S, q S", &[r.key_dim, r.value_dim], Cost::alu(state_ops), r.key_dim, states)
         .read("states", state_bytes, r.state)
         .read("queries, keys, values", operands, activations)
         .read("gates", gates, Dtype::F32)
@@ -72,7 +72,7 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
         .vector(
             "update",
             &[value_heads, key_dim, value_dim],
-            Cost::alu(STATE_OPS / KERNELS_PER_TOKEN as f64),
+            Cost::alu(case.coefficient(Coefficient::StateOps) / KERNELS_PER_TOKEN as f64),
             1,
         )
         .read("operands", operands as f64, case.formats.a)
