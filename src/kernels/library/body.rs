@@ -91,6 +91,12 @@ impl Body {
         self
     }
 
+    /// As many independent units interleave in a program as fit on chip.
+    pub(super) fn units_that_fit(mut self) -> Self {
+        self.units = None;
+        self
+    }
+
     /// Intermediates of a unit that stay on chip.
     pub(super) fn live(mut self, bytes: u64) -> Self {
         self.live_bytes = bytes;

@@ -112,7 +112,7 @@ impl Formats {
                 "f16" => Dtype::F16,
                 "f32" => Dtype::F32,
                 "s8" | "int8" => Dtype::Int8,
-                "f8_e4m3fn" | "fp8_e4m3" => Dtype::Fp8E4m3,
+                "f8_e4m3fn" | "f8e4m3" | "fp8_e4m3" => Dtype::Fp8E4m3,
                 "f8_e5m2" | "fp8_e5m2" => Dtype::Fp8E5m2,
                 _ => return None,
             })

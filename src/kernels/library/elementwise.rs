@@ -23,12 +23,11 @@ pub(super) const MOVEMENT: Family = Family {
 fn function(op: &str) -> (u64, Cost) {
     match op {
         "add" | "mul" => (2, Cost::alu(1.0)),
-        "mul_add" => (3, Cost::alu(2.0)),
         "relu" => (1, Cost::alu(1.0)),
         // A compare with its select, and a multiply where there is a slope.
         "binary" => (1, Cost::alu(2.0)),
         "leaky" | "parametric" => (1, Cost::alu(3.0)),
-        "linear" => (1, Cost::alu(2.0)),
+        "linear" | "mul_add" => (1, Cost::alu(2.0)),
         "elu" => (1, Cost::new(3.0, 1.0)),
         "selu" => (1, Cost::new(5.0, 1.0)),
         "sigmoid" => (1, Cost::new(2.0, 2.0)),
@@ -118,16 +117,47 @@ fn movement(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
             let (batch, side) = (case.size("batch")?, case.any(&["C", "n"])?);
             let bytes = batch as f64 * stored(case, &[side as usize, side as usize]) * element;
             Body::new(case.op, "triangular solve", batch, 1)
+                .units_that_fit()
                 .substitution("rows", side, side, batch)
                 .read("operand", 2.0 * bytes, dtype)
                 .write("result", bytes, dtype)
         }
+        "cumsum_rows" => return cumulative_sum(case, dtype),
         _ => matrix_movement(case, dtype)?,
     };
     Ok(once([kernel.finish()?]))
 }
 
-/// Sums, cumulative sums and transposes of one matrix.
+/// Rows of a block that XLA sums up in one pass of a cumulative sum.
+const CUMULATIVE_BLOCK: f64 = 128.0;
+
+/// Cumulative sum over the rows. XLA sums inside blocks, then over the last rows of the blocks, then adds: three round trips of the matrix, as the bytes its compiler
+/// counts say. A GPU library takes one.
+fn cumulative_sum(case: &Case<'_>, dtype: Dtype) -> Result<Vec<Launch>, CaseError> {
+    let dims = extents(case)?;
+    let bytes = stored(case, &dims) * dtype.bytes() as f64;
+    let extents: Vec<u64> = dims.iter().map(|&d| d as u64).collect();
+    let rows = dims.first().copied().unwrap_or(1) as f64;
+    // Doubling shifts along the rows.
+    let inside = rows.min(CUMULATIVE_BLOCK).log2().ceil().max(1.0);
+    let pass = |title: &str, ops: f64| {
+        Body::streaming(case.op, title)
+            .vector("sums", &extents, Cost::alu(ops), 1)
+            .read("operand", bytes, dtype)
+            .write("result", bytes, dtype)
+            .finish()
+    };
+    if !case.tpu() {
+        return Ok(once([pass("cumulative sum", inside)?]));
+    }
+    Ok(once([
+        pass("layout of the blocks", 0.0)?,
+        pass("sums inside blocks", inside)?,
+        pass("sums of the blocks before", 1.0)?,
+    ]))
+}
+
+/// Sums and transposes of one matrix.
 fn matrix_movement(case: &Case<'_>, dtype: Dtype) -> Result<Body, CaseError> {
     let dims = extents(case)?;
     let [rows, columns] = dims[..] else {
@@ -144,10 +174,6 @@ fn matrix_movement(case: &Case<'_>, dtype: Dtype) -> Result<Body, CaseError> {
         "col_sum" => read
             .vector("sum", &extents, Cost::alu(1.0), 1)
             .write("sums", (columns * dtype.bytes()) as f64, dtype),
-        // Doubling shifts along the rows.
-        "cumsum_rows" => read
-            .vector("sums", &extents, Cost::alu((rows as f64).log2().ceil().max(1.0)), 1)
-            .write("result", bytes, dtype),
         _ => read.lane_movement("transpose", rows, columns, 1.0, 1).write("result", bytes, dtype),
     })
 }

@@ -18,6 +18,9 @@ const TPU_TILE: u64 = 1024;
 /// Output tiles of matrix kernels on a GPU, rows by columns; the one that leaves the fewest multiprocessors idle is taken, as libraries do.
 const GPU_TILES: [[u64; 2]; 4] = [[128, 256], [128, 128], [64, 128], [64, 64]];
 
+/// Depth that a program of a GPU fetches at a time, several of which are in flight.
+const GPU_DEPTH: u64 = 256;
+
 /// A product of `batch` pairs of matrices.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
@@ -65,8 +68,13 @@ pub(super) fn kernel(case: &Case<'_>, label: &str, title: &str, shape: Shape, tr
             dtype,
             passes,
         };
-        return Ok(Body::new(label, title, tiles, 1)
-            .product("product", product, tiles)
+        let steps = k.div_ceil(GPU_DEPTH);
+        let product = Product {
+            k: k.div_ceil(steps),
+            ..product
+        };
+        return Ok(Body::new(label, title, tiles, steps)
+            .product("product", product, tiles * steps)
             // The level-2 cache serves the tiles that share a panel.
             .read("a", a, dtype)
             .read("b", b, dtype)
@@ -85,10 +93,13 @@ pub(super) fn kernel(case: &Case<'_>, label: &str, title: &str, shape: Shape, tr
         dtype,
         passes,
     };
+    // Small products of a batch share a program.
+    let whole = tiles == [1, 1, 1] && batch > 1;
     // The panel of `a` stays while the columns advance, unless the depth is cut as well.
     let a_reads = if tiles[1] == 1 { 1 } else { tiles[2] };
-    Ok(Body::new(label, title, outputs, tiles[1])
-        .units(slices)
+    let body = Body::new(label, title, outputs, tiles[1]);
+    let body = if whole { body.units_that_fit() } else { body.units(slices) };
+    Ok(body
         .live(rows * bn * 4)
         .product("product", product, steps)
         .read("a", a * a_reads as f64, dtype)
