@@ -220,13 +220,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="print the cases and leave")
 
 
+def refuse(message: str):
+    """Leaves with a message and exit code 2: nothing was measured, nothing written."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
 def select(cases, arguments):
-    """The cases that the arguments ask for; leaves with a message where they ask for none."""
+    """The cases that the arguments ask for; refuses where they ask for none."""
     chosen = [c for c in cases if c.quick or not arguments.quick]
     if arguments.only:
         chosen = [c for c in chosen if any(fnmatch.fnmatchcase(name, p) for p in arguments.only for name in (c.op, c.label))]
     if not chosen:
-        sys.exit(f"no case matches {' '.join(arguments.only or [])}; operations: {' '.join(sorted({c.op for c in cases}))}")
+        refuse(f"no case matches {' '.join(arguments.only or [])}; operations: {' '.join(sorted({c.op for c in cases}))}")
     return chosen
 
 
@@ -238,18 +244,18 @@ def print_cases(cases) -> None:
 def check_output(arguments) -> None:
     """Refuses, before anything is measured, what would be refused when the files are written."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", arguments.device):
-        sys.exit(f"--device {arguments.device!r}: letters, digits, '.', '_' and '-' only, as in tpu-v6e")
+        refuse(f"--device {arguments.device!r}: letters, digits, '.', '_' and '-' only, as in tpu-v6e")
     if arguments.repeats < 3:
-        sys.exit("--repeats: at least 3, or the median says nothing")
+        refuse("--repeats: at least 3, or the median says nothing")
     if arguments.out is None:
-        sys.exit("--out FILE is missing")
+        refuse("--out FILE is missing")
     if arguments.out.suffix != ".csv":
-        sys.exit(f"--out {arguments.out}: the name has to end in .csv")
+        refuse(f"--out {arguments.out}: the name has to end in .csv")
     if not arguments.out.parent.is_dir():
-        sys.exit(f"--out {arguments.out}: there is no folder {arguments.out.parent}")
+        refuse(f"--out {arguments.out}: there is no folder {arguments.out.parent}")
     for path in (arguments.out, arguments.out.with_suffix(".json")):
         if path.exists() and not arguments.force:
-            sys.exit(f"{path} exists; --force overwrites it")
+            refuse(f"{path} exists; --force overwrites it")
 
 
 @dataclass

@@ -343,7 +343,7 @@ def cores_of(device, arguments) -> int:
         return device.core_count
     if device.platform == "cpu":
         return os.cpu_count() or 1
-    sys.exit(f"--cores N is missing: the cores of {device.device_kind} are not known here")
+    shared.refuse(f"--cores N is missing: the cores of {device.device_kind} are not known here")
 
 
 def main() -> int:
@@ -353,7 +353,7 @@ def main() -> int:
     parser.add_argument("--wall", action="store_true", help="host clock even where the profiler could time the device")
     arguments = parser.parse_args()
     if jax is None:
-        sys.exit("JAX is not installed")
+        shared.refuse("JAX is not installed")
     device = jax.devices()[0]
     platform = "gpu" if device.platform in ("gpu", "cuda", "rocm") else device.platform
     chosen = shared.select(jax_cases(platform), arguments)
@@ -362,7 +362,7 @@ def main() -> int:
         return 0
     shared.check_output(arguments)
     if (platform == "cpu") != arguments.device.startswith("cpu-"):
-        sys.exit(f"--device {arguments.device}: JAX runs on a {platform} here; a device name begins with cpu- where that is the CPU, and only there")
+        shared.refuse(f"--device {arguments.device}: JAX runs on a {platform} here; a device name begins with cpu- where that is the CPU, and only there")
     environment = {
         "jax": jax.__version__,
         "jaxlib": version("jaxlib"),

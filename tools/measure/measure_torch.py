@@ -370,9 +370,9 @@ class Gpu:
 
     def __init__(self):
         if torch is None:
-            sys.exit("PyTorch is not installed")
+            shared.refuse("PyTorch is not installed")
         if not torch.cuda.is_available():
-            sys.exit("PyTorch sees no CUDA device")
+            shared.refuse("PyTorch sees no CUDA device")
         self.properties = torch.cuda.get_device_properties(0)
         self.l2_bytes = self.properties.L2_cache_size
         self.handle = None
@@ -579,7 +579,7 @@ def main() -> int:
         return 0
     shared.check_output(arguments)
     if arguments.kernels and arguments.kernels.exists() and not arguments.force:
-        sys.exit(f"{arguments.kernels} exists; --force overwrites it")
+        shared.refuse(f"{arguments.kernels} exists; --force overwrites it")
     gpu = Gpu()
     source = f"measured with tools/measure/measure_torch.py, torch {torch.__version__}, driver {gpu.driver}"
     results = Results(arguments, gpu.properties.multi_processor_count, gpu.environment(), source)
