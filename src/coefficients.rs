@@ -84,6 +84,10 @@ coefficients! {
         "Cycles of the load of a stationary tile that a short stream cannot hide, as a share of the side of the array. Starting value: measured grouped products, 0.15 to 0.35.";
     AccumulateOps = "accumulate_ops", "ALU operations per register and pop or add", Tpu, 1.0 in 0.2..=2.0,
         "A partial sum is popped from the array, and added where the contraction is deeper than the array. Starting value: one operation each.";
+    IssueEfficiency = "issue_efficiency", "share", Tpu, 0.95 in 0.6..=1.0,
+        "Cycles of a schedule over the cycles its program takes: what bundles lose to hazards, alignment, instruction fetch and throttling. Starting value: matrix units of large Pallas tiles, 0.95.";
+    GpuIssueEfficiency = "gpu_issue_efficiency", "share", Gpu, 0.8 in 0.4..=1.0,
+        "Cycles of a schedule over the cycles its program takes on a multiprocessor: what warps lose to barriers, throttling and address arithmetic. Starting value: large matrix products reach 0.7 to 0.8.";
     GridStep = "grid_step", "cycles", Tpu, 27.0 in 0.0..=2000.0,
         "Scalar work and DMA issue of a program. Starting value: 27 cycles per grid step in measured flash attention kernels.";
     DmaLatency = "dma_latency", "us", Tpu, 0.5 in 0.05..=2.0,
@@ -102,6 +106,8 @@ coefficients! {
         "Rescale and add of the accumulator of a flash attention kernel. Starting value: those two.";
     FlashStep = "flash_step", "cycles per pair of blocks", Kernel, 0.0 in 0.0..=3000.0,
         "Work of a step of a TPU flash attention kernel that does not grow with its block: loop control, statistics, alignment of partial lanes. Starting value: none.";
+    ResidentShare = "resident_share", "share of on-chip memory", Tpu, 0.6 in 0.1..=1.0,
+        "What XLA keeps of a large intermediate in VMEM between two kernels. Starting value: gated linear units whose intermediate is a few times the VMEM of v6e and v7x.";
     CrossEntropyOps = "cross_entropy_ops", "ALU operations per logit", Kernel, 14.0 in 4.0..=30.0,
         "Maximum, difference, exponential, sum, the position of the label against every column, and what the padding of the vocabulary masks. Starting value: 14 in measured Pallas kernels.";
     CrossEntropyStep = "cross_entropy_step", "cycles per block of logits and depth", Kernel, 0.0 in 0.0..=5000.0,

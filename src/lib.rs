@@ -1,5 +1,6 @@
 //! tpusim: how long the stages of a linear-attention layer take on a TPU or GPU, and which unit binds them.
 
+pub mod calibration;
 pub mod cli;
 pub mod coefficients;
 pub mod config;

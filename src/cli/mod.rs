@@ -1,6 +1,7 @@
 //! The command line: one file per command, each a thin shell over the library.
 
 mod explain;
+mod fit;
 pub mod hw;
 mod init;
 mod list;
@@ -8,6 +9,7 @@ mod probe;
 mod predict;
 mod run;
 mod stack;
+mod validate;
 mod whitening;
 
 use std::io::{IsTerminal, Write};
@@ -114,6 +116,10 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Time every case of a CSV file
     Predict(predict::PredictArgs),
+    /// Fit the coefficients of the timing model to measured times
+    Fit(fit::FitArgs),
+    /// Predicted against measured times, in sample and out of it
+    Validate(validate::ValidateArgs),
     /// Accelerators: list, show, check, init
     #[command(subcommand)]
     Hw(HwCommand),
@@ -164,6 +170,8 @@ impl Cli {
             Command::Run(args) => run::execute(&mut out, args, &self.global),
             Command::Probe(args) => probe::execute(&mut out, args, &self.global),
             Command::Explain(args) => explain::execute(&mut out, args),
+            Command::Fit(args) => fit::execute(&mut out, args, &self.global),
+            Command::Validate(args) => validate::execute(&mut out, args, &self.global),
             Command::Predict(args) => predict::execute(&mut out, args, &self.global),
             Command::Hw(HwCommand::List) => hw::list(&mut out, format),
             Command::Hw(HwCommand::Show { name, clock, set }) => {

@@ -2,19 +2,29 @@
 
 use std::io::Write;
 
+use anyhow::{anyhow, bail};
 use clap::Args;
 use serde_json::{Map, Value, json};
 
 use super::{Global, Outcome};
+use crate::hardware;
 use crate::measurements::{self, Row, Table};
 use crate::report::table::{Cell, Column, Format, Table as Printed};
-use crate::study::predict::{Prediction, predict};
+use crate::report::explain;
+use crate::study::predict::{self, Prediction};
+use crate::timing::time_kernel;
 
 /// Arguments of `tpusim predict`.
 #[derive(Debug, Args)]
 pub(super) struct PredictArgs {
     /// File of cases: columns `device,op,params,dtype`, and `cores,timing,latency_us,source` where known
     csv: String,
+    /// Print the launches of every case instead of its total (the JSON always has them)
+    #[arg(long)]
+    launches: bool,
+    /// Take the case on this line of the file apart, launch by launch, from counts to the result
+    #[arg(long, value_name = "LINE", conflicts_with = "launches")]
+    explain: Option<u64>,
 }
 
 type Known<'a> = Vec<(&'a Row, Prediction)>;
@@ -22,17 +32,22 @@ type Unknown<'a> = Vec<(&'a Row, String)>;
 
 pub(super) fn execute(out: &mut impl Write, args: &PredictArgs, global: &Global) -> anyhow::Result<Outcome> {
     let table = measurements::read(&args.csv)?;
+    if let Some(line) = args.explain {
+        return explain(out, &table, line);
+    }
     let (mut known, mut unknown): (Known<'_>, Unknown<'_>) = (Vec::new(), Vec::new());
-    for (row, result) in table.rows.iter().zip(predict(&table)) {
+    for (row, result) in table.rows.iter().zip(predict::predict(&table, hardware::shipped_calibration())) {
         match result {
             Ok(prediction) => known.push((row, prediction)),
             Err(reason) => unknown.push((row, reason)),
         }
     }
     match global.format {
+        Format::Json => json(out, &table, &known, &unknown)?,
+        Format::Table if args.launches => launches(&known).write_text(out)?,
+        Format::Csv if args.launches => launches(&known).write_csv(out)?,
         Format::Table => text(out, &table, &known, &unknown)?,
         Format::Csv => csv(out, &table, &known, &unknown)?,
-        Format::Json => json(out, &table, &known, &unknown)?,
     }
     if unknown.is_empty() {
         return Ok(Outcome::Done);
@@ -45,6 +60,60 @@ pub(super) fn execute(out: &mut impl Write, args: &PredictArgs, global: &Global)
     Ok(Outcome::CheckFailed)
 }
 
+/// The case on a line, launch by launch.
+fn explain(out: &mut impl Write, table: &Table, line: u64) -> anyhow::Result<Outcome> {
+    let Some(row) = table.rows.iter().find(|row| row.line == line) else {
+        bail!("{} has no case on line {line}", table.name);
+    };
+    let chips = predict::chips([row]);
+    let chip = chips.into_values().next().unwrap_or_else(|| Err("no chip".to_owned()));
+    let located = |reason: String| anyhow!("{}:{line}: {reason}", table.name);
+    let chip = chip.map_err(located)?;
+    let (launches, chip) = predict::launches(row, &chip).map_err(|error| located(error.to_string()))?;
+    for (i, launch) in launches.iter().enumerate() {
+        if i > 0 {
+            writeln!(out)?;
+        }
+        if launch.times > 1 {
+            writeln!(out, "{} times:", launch.times)?;
+        }
+        let time = time_kernel(&launch.kernel, &chip);
+        out.write_all(explain::render(&launch.kernel, &time, &chip)?.as_bytes())?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// One line per launch.
+fn launches(known: &Known<'_>) -> Printed {
+    let mut printed = Printed::new([
+        Column::number("line", "line_count"),
+        Column::text("device", "device"),
+        Column::text("op", "op"),
+        Column::text("launch", "launch"),
+        Column::text("title", "title"),
+        Column::number("times", "times_count"),
+        Column::number("time of one (us)", "time_us"),
+        Column::number("HBM (MB)", "hbm_megabytes"),
+        Column::text("bound", "bound"),
+    ]);
+    for (row, prediction) in known {
+        for launch in &prediction.launches {
+            printed.row([
+                Cell::from(row.line),
+                Cell::from(&row.device),
+                Cell::from(&row.op),
+                Cell::from(&launch.label),
+                Cell::from(&launch.title),
+                Cell::from(launch.times),
+                Cell::number(launch.us, 2),
+                Cell::number(launch.hbm_bytes as f64 / 1e6, 3),
+                Cell::from(launch.bound),
+            ]);
+        }
+    }
+    printed
+}
+
 fn text(out: &mut impl Write, table: &Table, known: &Known<'_>, unknown: &Unknown<'_>) -> anyhow::Result<()> {
     let mut printed = Printed::new([
         Column::text("device", "device"),
@@ -54,6 +123,8 @@ fn text(out: &mut impl Write, table: &Table, known: &Known<'_>, unknown: &Unknow
         Column::text("dtype", "dtype"),
         Column::number("measured (us)", "latency_us"),
         Column::number("predicted (us)", "predicted_us"),
+        Column::number("low (us)", "low_us"),
+        Column::number("high (us)", "high_us"),
         Column::number("error (%)", "error_percent"),
         Column::text("bound", "bound"),
     ]);
@@ -67,6 +138,8 @@ fn text(out: &mut impl Write, table: &Table, known: &Known<'_>, unknown: &Unknow
             Cell::from(&row.dtype),
             Cell::optional(row.latency_us, 2),
             Cell::number(prediction.predicted_us, 2),
+            Cell::optional(prediction.interval_us.map(|(low, _)| low), 2),
+            Cell::optional(prediction.interval_us.map(|(_, high)| high), 2),
             Cell::optional(error, 1),
             Cell::from(prediction.bound),
         ]);
@@ -81,7 +154,7 @@ fn text(out: &mut impl Write, table: &Table, known: &Known<'_>, unknown: &Unknow
     Ok(())
 }
 
-/// Columns added to those of the file. The interval is empty until a calibration exists.
+/// Columns added to those of the file. The interval is empty where no residuals of comparable cases exist.
 const ADDED: [&str; 5] = ["predicted_us", "low_us", "high_us", "bound", "reason"];
 
 fn csv(out: &mut impl Write, table: &Table, known: &Known<'_>, unknown: &Unknown<'_>) -> anyhow::Result<()> {
@@ -100,8 +173,8 @@ fn csv(out: &mut impl Write, table: &Table, known: &Known<'_>, unknown: &Unknown
             row,
             [
                 prediction.predicted_us.to_string(),
-                String::new(),
-                String::new(),
+                prediction.interval_us.map_or_else(String::new, |(low, _)| low.to_string()),
+                prediction.interval_us.map_or_else(String::new, |(_, high)| high.to_string()),
                 prediction.bound.to_string(),
                 String::new(),
             ],
@@ -132,9 +205,24 @@ fn json(out: &mut impl Write, table: &Table, known: &Known<'_>, unknown: &Unknow
         .map(|(row, prediction)| {
             let mut object = object(row);
             object.insert("predicted_us".to_owned(), json!(prediction.predicted_us));
-            object.insert("low_us".to_owned(), Value::Null);
-            object.insert("high_us".to_owned(), Value::Null);
+            object.insert("low_us".to_owned(), json!(prediction.interval_us.map(|(low, _)| low)));
+            object.insert("high_us".to_owned(), json!(prediction.interval_us.map(|(_, high)| high)));
             object.insert("bound".to_owned(), json!(prediction.bound));
+            let launches: Vec<Value> = prediction
+                .launches
+                .iter()
+                .map(|launch| {
+                    json!({
+                        "label": launch.label,
+                        "title": launch.title,
+                        "times": launch.times,
+                        "time_us": launch.us,
+                        "hbm_bytes": launch.hbm_bytes,
+                        "bound": launch.bound,
+                    })
+                })
+                .collect();
+            object.insert("launches".to_owned(), Value::Array(launches));
             Value::Object(object)
         })
         .collect();

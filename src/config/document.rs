@@ -20,6 +20,17 @@ pub struct Document {
     overrides: Vec<String>,
 }
 
+/// The first 16 hexadecimal digits of a SHA-256.
+#[must_use]
+pub fn digest(bytes: &[u8]) -> String {
+    let mut hex = String::new();
+    for byte in Sha256::digest(bytes).iter().take(8) {
+        // Writing into a string cannot fail.
+        let _ = write!(hex, "{byte:02x}");
+    }
+    hex
+}
+
 impl Document {
     /// Reads and parses a file.
     ///
@@ -180,12 +191,7 @@ impl Document {
     pub fn digest(&self) -> String {
         let mut canonical = String::new();
         self.root.value.canonical(&mut canonical);
-        let mut hex = String::new();
-        for byte in Sha256::digest(canonical.as_bytes()).iter().take(8) {
-            // Writing into a string cannot fail.
-            let _ = write!(hex, "{byte:02x}");
-        }
-        hex
+        digest(canonical.as_bytes())
     }
 
     /// The file as it was named.

@@ -33,7 +33,7 @@ mod set;
 mod tests;
 mod tree;
 
-pub use document::Document;
+pub use document::{Document, digest};
 pub use error::{ConfigError, Location, Problem};
 pub use nearest::{listed, nearest, suggestion};
 pub use tree::{Key, Node, Value};

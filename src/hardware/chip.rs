@@ -244,6 +244,8 @@ pub struct Chip {
     pub launch: Seconds,
     /// Source of `launch`.
     pub launch_provenance: Provenance,
+    /// Host time around a call that is timed by the wall clock; zero where nobody measured it.
+    pub dispatch: Seconds,
     /// Figures to compare with.
     pub published: Vec<PublishedFigure>,
     /// Quantities that nobody publishes and the model would like to have, in words.
@@ -258,6 +260,15 @@ impl Chip {
     #[must_use]
     pub fn coefficient(&self, coefficient: Coefficient) -> f64 {
         self.coefficients.get(coefficient)
+    }
+
+    /// Cycles of a schedule over the cycles its program takes.
+    #[must_use]
+    pub fn issue_efficiency(&self) -> f64 {
+        self.coefficient(match self.architecture {
+            Architecture::Tpu => Coefficient::IssueEfficiency,
+            Architecture::Gpu => Coefficient::GpuIssueEfficiency,
+        })
     }
 
     /// Cycles of a program that do not depend on what it does.

@@ -69,12 +69,20 @@ pub fn read(name_or_path: &str) -> Result<Document, ConfigError> {
     Err(ConfigError::argument(message))
 }
 
-/// The chip called `name_or_path`, with its file for messages and digests.
+/// The chip called `name_or_path` with the shipped calibration, and its file for messages and digests.
 ///
 /// # Errors
 /// As [`read`], and for every value of the file that does not fit.
 pub fn load(name_or_path: &str) -> Result<(Chip, Document), ConfigError> {
     load_with::<&str>(name_or_path, &[])
+}
+
+/// As [`load`], without the fitted values of the shipped calibration: what the file alone says.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_uncalibrated(name_or_path: &str) -> Result<Chip, ConfigError> {
+    resolve(name_of(name_or_path), &read(name_or_path)?)
 }
 
 /// As [`load`], after changing fields: `hbm.bandwidth=1 TB/s`, also written `hw.hbm.bandwidth=1 TB/s`.
@@ -91,6 +99,13 @@ pub fn load_with<S: AsRef<str>>(
         let assignment = text.strip_prefix("hw.").unwrap_or(text);
         document.set_as(assignment, &format!("--set {text}"))?;
     }
-    let chip = resolve(name_of(name_or_path), &document)?;
+    let mut chip = resolve(name_of(name_or_path), &document)?;
+    let set = |field: &str| {
+        overrides.iter().any(|text| {
+            let text = text.as_ref();
+            text.strip_prefix("hw.").unwrap_or(text).starts_with(field)
+        })
+    };
+    super::shipped_calibration().apply(&mut chip, !is_path(name_or_path), set);
     Ok((chip, document))
 }

@@ -9,6 +9,7 @@
 //! # Ok::<(), tpusim::config::ConfigError>(())
 //! ```
 
+mod calibration;
 mod chip;
 mod file;
 mod load;
@@ -16,8 +17,9 @@ mod resolve;
 #[cfg(test)]
 mod tests;
 
+pub use calibration::{Calibration, CalibrationError, ChipQuantity, Fitted, Residuals, SCHEMA, shipped as shipped_calibration};
 pub use chip::{
     Architecture, Chip, ClockState, Hbm, Interconnect, Kind, Latency, MatrixUnit, OnChipMemory, Provenance,
     PublishedFigure, VectorSlots, VectorUnit,
 };
-pub use load::{TEMPLATE, is_path, load, load_with, name_of, read, shipped};
+pub use load::{TEMPLATE, is_path, load, load_uncalibrated, load_with, name_of, read, shipped};

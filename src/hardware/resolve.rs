@@ -8,6 +8,7 @@ use super::file::ChipFile;
 use crate::coefficients::Coefficients;
 use crate::config::{ConfigError, Document, listed, suggestion};
 use crate::dtype::Dtype;
+use crate::units::Seconds;
 
 /// Checks every value of a document and makes a chip called `name` of it.
 ///
@@ -106,6 +107,7 @@ pub(super) fn resolve(name: &str, document: &Document) -> Result<Chip, ConfigErr
             None => None,
         },
         launch: file.launch.time,
+        dispatch: Seconds(0.0),
         launch_provenance: file.launch.provenance(document, "launch")?,
         published,
         coefficients: Coefficients::default(),

@@ -18,6 +18,8 @@ pub struct Group {
     pub first: Stage,
     /// Last stage.
     pub last: Stage,
+    /// An earlier stage that this launch does as well, computed where it is used.
+    pub also: Option<Stage>,
     /// What a program works on, for a launch that carries a state; others take as many units as fit on chip.
     pub program: Option<Program>,
     /// What the launch does, where its stages do not say it.
@@ -30,7 +32,7 @@ impl Group {
     /// Whether a stage runs in this launch.
     #[must_use]
     pub fn holds(&self, stage: Stage) -> bool {
-        self.first <= stage && stage <= self.last
+        (self.first <= stage && stage <= self.last) || self.also == Some(stage)
     }
 
     /// `op6`, or a span such as `op2-7a`.
@@ -75,7 +77,7 @@ pub struct Plan {
 
 impl Plan {
     /// Names of the plans every linear-attention layer has.
-    pub const NAMES: [&'static str; 5] = ["unfused", "fused", "tokamax", "fla", "fla_intra"];
+    pub const NAMES: [&'static str; 6] = ["unfused", "fused", "tokamax", "fla", "fla_intra", "fla_output"];
     /// Columns of a value tile of the state scan of flash-linear-attention (its kernels are called `blockdim64`).
     const FLA_VALUE_TILE: u64 = 64;
 
@@ -85,7 +87,7 @@ impl Plan {
     /// state in on-chip memory. Softmax attention is a launch of its own in both: what its keys go through (norm, rotation) would otherwise be done
     /// again for every query block. `tokamax`: the two kernels of Tokamax KDA, gates to WY factors and scan with output. `fla`: the kernels of
     /// flash-linear-attention, cumulative sum, Gram with inverse, WY factors, state scan in value tiles, output; `fla_intra` has a launch of its own
-    /// for the Gram, as its kernels with a decay per channel do. `program` says what a program of the launches with a state works on.
+    /// for the Gram, as its kernels with a decay per channel do; `fla_output` computes the Gram where the output needs it, as its kernels without a solve do. `program` says what a program of the launches with a state works on.
     #[must_use]
     pub fn named(name: &str, program: Program) -> Option<Plan> {
         use Stage::{
@@ -95,6 +97,7 @@ impl Plan {
         let span = |first, last| Group {
             first,
             last,
+            also: None,
             program: None,
             named: None,
             value_tile: None,
@@ -102,6 +105,7 @@ impl Plan {
         let scan = |first, last| Group {
             first,
             last,
+            also: None,
             program: Some(program),
             named: None,
             value_tile: None,
@@ -132,6 +136,17 @@ impl Plan {
                 span(Convolution, Convolution),
                 span(Gates, WyFactors),
                 scan(StateScan, Output),
+                span(OutputNorm, OutputProjection),
+            ],
+            "fla_output" => vec![
+                span(Projections, Projections),
+                span(Convolution, Convolution),
+                span(Gates, Gates),
+                tiled_scan,
+                Group {
+                    also: Some(Gram),
+                    ..span(Output, Output)
+                },
                 span(OutputNorm, OutputProjection),
             ],
             "fla" | "fla_intra" => {
@@ -170,6 +185,7 @@ impl Plan {
         let span = |first, last, named| Group {
             first,
             last,
+            also: None,
             program: None,
             named,
             value_tile: None,

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::timeline;
-use crate::hardware::Chip;
+use crate::hardware::{self, Chip};
 use crate::kernels::{Kernel, OpKind};
 use crate::report::table::{Cell, Column, Table};
 use crate::timing::unit::occupancy;
@@ -123,6 +123,11 @@ pub fn render(kernel: &Kernel, time: &KernelTime, chip: &Chip) -> std::io::Resul
         );
     };
     line(&mut out, "schedule of a program", time.program.makespan);
+    line(
+        &mut out,
+        &format!("at an issue efficiency of {:.2}", chip.issue_efficiency()),
+        time.program.makespan / chip.issue_efficiency(),
+    );
     line(&mut out, "grid step", chip.grid_step_cycles());
     line(
         &mut out,
@@ -143,16 +148,14 @@ pub fn render(kernel: &Kernel, time: &KernelTime, chip: &Chip) -> std::io::Resul
         "",
         chip.launch.micros()
     );
-    let _ = writeln!(
-        out,
-        "   {:<46} {:>14} {:>19.2} us",
-        "of it, latency of transfers that stands above",
-        "",
-        -time.launch_overlap_us
-    );
     let _ = writeln!(out, "   {:<46} {:>14} {:>19.2} us", "sum", "", time.total_us);
 
     let _ = writeln!(out, "\n6. Sources");
+    let _ = writeln!(
+        out,
+        "   coefficients: calibration {}",
+        hardware::shipped_calibration().digest()
+    );
     for (what, provenance) in [
         ("clock", &chip.clock.provenance),
         ("matrix unit", &chip.matrix_unit.provenance),

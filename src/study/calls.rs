@@ -6,7 +6,7 @@ use crate::coefficients::Coefficient;
 use crate::dtype::Dtype;
 use crate::hardware::{Architecture, Chip};
 use crate::kernels::library::{self, Case, CaseError, Formats, Launch, Params, Recurrent};
-use crate::kernels::{Group, Implementation, Kernel, Plan, Program, lower};
+use crate::kernels::{Group, Implementation, Kernel, Plan, Program, Transfer, lower};
 use crate::layer::{DecayGate, GramVariant, InitialState, Layer, StateFormat};
 use crate::mechanisms::{self, Granularity, LayerGraph, Mechanism, gram_variants};
 use crate::workload;
@@ -228,12 +228,25 @@ fn chunk(case: &Case<'_>, mechanism: &'static Mechanism, gate: Option<DecayGate>
         // Diagonal blocks pair by pair, pivots below them.
         layer.gram = GramVariant::PivotCausal;
     }
-    let plan = if by_channel { "fla_intra" } else { "fla" };
+    let plan = match (by_channel, delta) {
+        (true, _) => "fla_intra",
+        (false, true) => "fla",
+        (false, false) => "fla_output",
+    };
     let mut launches: Vec<Launch> = Vec::new();
     if delta {
         launches.extend(around(case, sizes, by_channel)?);
     }
     launches.extend(kernels(&layer, plan, one, in_core)?.into_iter().map(Launch::from));
+    if by_channel {
+        below_the_diagonal(sizes, case.formats.a, &mut launches)?;
+    } else if !delta {
+        // Values come with their step size; of the gates only the sum is left.
+        let logs = (sizes.batch * sizes.tokens * sizes.value_heads * 4) as f64;
+        for launch in launches.iter_mut().filter(|launch| launch.kernel.label == Stage::Gates.name()) {
+            launch.kernel = library::stream(Stage::Gates.name(), "cumulative decay", [logs, logs], Dtype::F32)?;
+        }
+    }
     if let Some(name) = wanted {
         let rows = FLA_KERNELS
             .iter()
@@ -249,6 +262,41 @@ fn chunk(case: &Case<'_>, mechanism: &'static Mechanism, gate: Option<DecayGate>
         }
     }
     Ok(launches)
+}
+
+/// Rows of a block of the Gram matrices of flash-linear-attention.
+const GRAM_BLOCK: u64 = 16;
+
+/// With a decay per channel the blocks below the diagonal are computed by a launch of their own, which also solves where there is something to solve. Each pair of
+/// 16-row blocks fetches its operands again; the level-2 cache serves the repeats, at about the rate of device memory.
+fn below_the_diagonal(sizes: Sizes, activations: Dtype, launches: &mut Vec<Launch>) -> Result<(), CaseError> {
+    let blocks = sizes.chunk / GRAM_BLOCK;
+    let pairs = blocks * (blocks - 1) / 2;
+    let chunks = sizes.batch * sizes.tokens.div_ceil(sizes.chunk) * sizes.value_heads;
+    let row = GRAM_BLOCK * sizes.key_dim;
+    let element = activations.bytes();
+    // A pair takes keys and decays of its columns, a row of blocks queries, keys and decays.
+    let bytes = chunks * row * (pairs * (element + 4) + blocks * (2 * element + 4));
+    let solve = launches
+        .iter_mut()
+        .find(|launch| launch.kernel.label == Stage::Inverse.name());
+    if let Some(launch) = solve {
+        launch.kernel.reads.push(Transfer {
+            name: "operands of pairs of blocks".to_owned(),
+            bytes,
+            dtype: activations,
+            columns: None,
+        });
+        return Ok(());
+    }
+    let gram = (chunks * sizes.chunk * sizes.chunk * 4) as f64;
+    let at = launches
+        .iter()
+        .position(|launch| launch.kernel.label == Stage::Gram.name())
+        .map_or(launches.len(), |at| at + 1);
+    let kernel = library::stream("op4", "Gram blocks below the diagonal", [bytes as f64, gram], activations)?;
+    launches.insert(at, kernel.into());
+    Ok(())
 }
 
 /// What flash-linear-attention does around a delta rule: queries and keys to unit length, the chunk matrices set to zero.

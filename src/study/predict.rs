@@ -6,36 +6,76 @@ use rayon::prelude::*;
 
 use super::calls;
 use crate::config::suggestion;
-use crate::hardware::{self, Chip};
-use crate::kernels::library::{Formats, Launch, Params};
+use crate::hardware::{self, Architecture, Calibration, Chip};
+use crate::kernels::library::{CaseError, Formats, Launch, Params};
 use crate::measurements::{Row, Table};
 use crate::report::result::Bound;
-use crate::timing::time_kernel;
+use crate::timing::{matrix, time_kernel};
 
 /// The predicted time of a case.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Prediction {
-    /// All launches of the call, in microseconds.
+    /// All launches of the call, in microseconds; with the host's share where the case says that it was timed by the wall clock.
     pub predicted_us: f64,
+    /// The 80 % interval of it, where residuals of comparable cases exist.
+    pub interval_us: Option<(f64, f64)>,
     /// What binds most of that time.
     pub bound: Bound,
+    /// What a roofline of the same launches says: matrix work at the peak or transfers at the published bandwidth, whichever takes longer, in microseconds.
+    pub roofline_us: f64,
+    /// Family of the operation.
+    pub family: String,
+    /// The launches, in order.
+    pub launches: Vec<TimedLaunch>,
 }
 
-/// Times every row of a table, in its order; a row that cannot be timed says why.
-#[must_use]
-pub fn predict(table: &Table) -> Vec<Result<Prediction, String>> {
-    // Every chip of the table once.
-    let mut chips: BTreeMap<(&str, Option<u32>), Result<Chip, String>> = BTreeMap::new();
-    for row in &table.rows {
+/// A launch of a call with its time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TimedLaunch {
+    /// Stage, operation or part of it.
+    pub label: String,
+    /// What it does.
+    pub title: String,
+    /// Identical launches, one after the other.
+    pub times: u64,
+    /// Time of one, in microseconds.
+    pub us: f64,
+    /// What binds it.
+    pub bound: Bound,
+    /// Bytes one moves to and from device memory.
+    pub hbm_bytes: u64,
+}
+
+/// Chips by device and cores.
+pub type Chips = BTreeMap<(String, Option<u32>), Result<Chip, String>>;
+
+/// Every chip of a table once.
+pub fn chips<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Chips {
+    let mut chips = Chips::new();
+    for row in rows {
         chips
-            .entry((&row.device, row.cores))
+            .entry((row.device.clone(), row.cores))
             .or_insert_with(|| chip(&row.device, row.cores));
     }
+    chips
+}
+
+/// Times every row of a table, in its order; a row that cannot be timed says why. `calibration` gives the intervals.
+#[must_use]
+pub fn predict(table: &Table, calibration: &Calibration) -> Vec<Result<Prediction, String>> {
+    let chips = chips(&table.rows);
     table
         .rows
         .par_iter()
-        .map(|row| match chips.get(&(row.device.as_str(), row.cores)) {
-            Some(Ok(chip)) => case(row, chip),
+        .map(|row| match chips.get(&(row.device.clone(), row.cores)) {
+            Some(Ok(chip)) => case(row, chip).map(|prediction| {
+                let interval = calibration.interval(&prediction.family, &row.device);
+                Prediction {
+                    interval_us: interval
+                        .map(|(low, high, _)| (low * prediction.predicted_us, high * prediction.predicted_us)),
+                    ..prediction
+                }
+            }),
             Some(Err(reason)) => Err(reason.clone()),
             None => Err(format!("unknown device `{}`", row.device)),
         })
@@ -54,29 +94,126 @@ fn chip(device: &str, cores: Option<u32>) -> Result<Chip, String> {
     }
 }
 
-fn case(row: &Row, chip: &Chip) -> Result<Prediction, String> {
-    let build = || -> Result<Vec<Launch>, crate::kernels::library::CaseError> {
-        let params = Params::parse(&row.params)?;
-        let formats = Formats::parse(&row.dtype)?;
-        calls::launches(&row.op, &params, formats, chip)
-    };
-    time(&build().map_err(|error| error.to_string())?, chip)
-}
-
-/// Time of the launches of a call, one after the other.
+/// Times one case on a chip.
 ///
 /// # Errors
-/// Where there are none, or the time is not finite.
-pub fn time(launches: &[Launch], chip: &Chip) -> Result<Prediction, String> {
+/// Why it cannot be timed.
+pub fn case(row: &Row, chip: &Chip) -> Result<Prediction, String> {
+    time(row, chip).map_err(|error| error.to_string())
+}
+
+/// The launches of a case with the chip in the clock state it asks for.
+///
+/// # Errors
+/// Why it cannot be timed.
+pub fn launches(row: &Row, chip: &Chip) -> Result<(Vec<Launch>, Chip), CaseError> {
+    let mut params = Params::parse(&row.params)?;
+    let boosted = params
+        .take("clock")
+        .map(|state| chip.with_clock(&state))
+        .transpose()
+        .map_err(|error| CaseError::Unsupported(error.to_string()))?;
+    let chip = boosted.unwrap_or_else(|| chip.clone());
+    let formats = Formats::parse(&row.dtype)?;
+    Ok((calls::launches(&row.op, &params, formats, &chip)?, chip))
+}
+
+fn time(row: &Row, chip: &Chip) -> Result<Prediction, CaseError> {
+    let (launches, chip) = &launches(row, chip)?;
     let mut by_bound: BTreeMap<Bound, f64> = BTreeMap::new();
+    let mut timed = Vec::with_capacity(launches.len());
     for launch in launches {
         let time = time_kernel(&launch.kernel, chip);
         *by_bound.entry(time.bound).or_default() += time.total_us * launch.times as f64;
+        timed.push(TimedLaunch {
+            label: launch.kernel.label.clone(),
+            title: launch.kernel.title.clone(),
+            times: launch.times,
+            us: time.total_us,
+            bound: time.bound,
+            hbm_bytes: time.hbm_bytes,
+        });
     }
-    let predicted_us: f64 = by_bound.values().sum();
+    let host_us = if row.timing == "wall" { chip.dispatch.micros() } else { 0.0 };
+    let predicted_us = by_bound.values().sum::<f64>() + host_us;
     let bound = by_bound.iter().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(a.0)));
     match bound {
-        Some((&bound, _)) if predicted_us.is_finite() && predicted_us > 0.0 => Ok(Prediction { predicted_us, bound }),
-        _ => Err("the call has no kernels".to_owned()),
+        Some((&bound, _)) if predicted_us.is_finite() && predicted_us > 0.0 => Ok(Prediction {
+            predicted_us,
+            interval_us: None,
+            bound,
+            roofline_us: roofline_us(launches, chip),
+            family: family(&row.op, chip.architecture),
+            launches: timed,
+        }),
+        _ => Err(CaseError::Unsupported("the call has no kernels".to_owned())),
     }
 }
+
+/// What a roofline of the launches says, in microseconds: all cores, published bandwidth, nothing but matrix work and transfers.
+fn roofline_us(launches: &[Launch], chip: &Chip) -> f64 {
+    let cores = f64::from(chip.cores_per_device);
+    launches
+        .iter()
+        .map(|launch| {
+            let matrix = matrix::ideal_cycles(chip, &launch.kernel.work.matrix_flops) / cores / chip.clock().get();
+            let memory = launch.kernel.hbm_bytes() as f64 / chip.hbm_bandwidth_per_device().get();
+            1e6 * matrix.max(memory) * launch.times as f64
+        })
+        .sum()
+}
+
+/// Time of the matrix work of a case at the peak of the fastest clock state, in microseconds: no measured time can be below it.
+///
+/// # Errors
+/// Why the case has no kernels.
+pub fn matrix_roof_us(row: &Row, chip: &Chip) -> Result<f64, String> {
+    let fastest = chip
+        .clock_states
+        .iter()
+        .max_by(|a, b| a.frequency.get().total_cmp(&b.frequency.get()))
+        .and_then(|state| chip.with_clock(&state.name).ok());
+    let chip = fastest.as_ref().unwrap_or(chip);
+    let build = || -> Result<f64, CaseError> {
+        let mut params = Params::parse(&row.params)?;
+        params.take("clock");
+        let launches = calls::launches(&row.op, &params, Formats::parse(&row.dtype)?, chip)?;
+        let cores = f64::from(chip.cores_per_device);
+        Ok(launches
+            .iter()
+            .map(|launch| {
+                let cycles = matrix::ideal_cycles(chip, &launch.kernel.work.matrix_flops) / cores;
+                1e6 * cycles / chip.clock().get() * launch.times as f64
+            })
+            .sum())
+    };
+    build().map_err(|error| error.to_string())
+}
+
+/// Family of an operation on an architecture: what shares an implementation, and so a calibration.
+#[must_use]
+pub fn family(op: &str, architecture: Architecture) -> String {
+    let name = match op {
+        "matmul" | "bmm" => "matmul",
+        "flash_attention" | "splash_attention" | "flash_attention_triton" | "attention_cudnn" | "sdpa_causal"
+        | "sdpa_causal_bwd" => "flash attention",
+        "attention_xla" => "materialised attention",
+        "chunked_attention" => "chunked attention",
+        "ragged_dot" | "ragged_dot_v2" | "ragged_dot_triton" => "grouped product",
+        "ragged_dot_xla" => "grouped product, dense",
+        "gated_linear_unit" => "gated linear unit",
+        "linear_cross_entropy" => "cross entropy",
+        "linear_cross_entropy_xla" => "cross entropy, blocks",
+        "layer_norm" | "rms_norm" | "softmax" | "normalization" => "normalization",
+        "gdn_fused" => "fused GDN",
+        "gdn_recurrent_xla" => "recurrent loop",
+        _ if op.ends_with("_decode") => "linear attention decode",
+        _ if op.contains("_chunk") => "linear attention",
+        _ => "elementwise",
+    };
+    match architecture {
+        Architecture::Tpu => name.to_owned(),
+        Architecture::Gpu => format!("{name}, GPU"),
+    }
+}
+

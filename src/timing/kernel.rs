@@ -66,8 +66,6 @@ pub struct KernelTime {
     pub latency_us: f64,
     /// Launch, grid steps, and the latency of transfers that nothing covers.
     pub launch_us: f64,
-    /// Latency of the first fetch and of the last store, which the pipeline holds and the measured time of a launch too; it counts once.
-    pub launch_overlap_us: f64,
     /// What binds the kernel.
     pub bound: Bound,
     /// What would bind it next.
@@ -163,7 +161,7 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
         .resident_block
         .map_or(0.0, |block| (block.bytes as f64 * block.fetches as f64).min(kernel.read_bytes() as f64));
     let mut step = pipeline::Step {
-        compute: program.makespan + grid_step + implementation.program_cycles,
+        compute: program.makespan / chip.issue_efficiency() + grid_step + implementation.program_cycles,
         read: (kernel.read_bytes() as f64 - fetched_whole) / all_programs / bandwidth,
         write: kernel.write_bytes() as f64 / all_programs / bandwidth,
         dma_latency: chip.dma_latency().get() * chip.clock().get(),
@@ -203,14 +201,7 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
         pipeline.total = pipeline.total.max((step.read + step.write) * rounds);
     }
     let launch = chip.launch.micros();
-    // The time of a launch was measured on kernels that read and write, so it holds the latency of the first fetch and of the last store.
-    let launch_overlap_us = if implementation.serial_transfers {
-        0.0
-    } else {
-        let ends = [step.read, step.write].iter().filter(|cycles| **cycles > 0.0).count();
-        launch.min(ends as f64 * chip.dma_latency().micros())
-    };
-    let total_us = micros(pipeline.total) + launch - launch_overlap_us;
+    let total_us = micros(pipeline.total) + launch;
 
     let hbm = (step.read + step.write) * rounds;
     let mxu = program.matrix_busy(chip) * rounds;
@@ -247,7 +238,6 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
         hbm_us: micros(hbm),
         latency_us: micros(latency * rounds),
         launch_us: launch + micros(grid_step * rounds + dma),
-        launch_overlap_us,
         bound: bounds[0].0,
         next_bound: bounds[1].0,
         cores_used,

@@ -142,7 +142,7 @@ mod tests {
             textbook_cycles(256, 2048, 2048, 2048, WeightLoad::Exposed),
             180_095
         );
-        let hidden = textbook_cycles(128, 1024, 1024, 1024, WeightLoad::Hidden);
-        assert!((65_500..70_000).contains(&hidden), "{hidden}");
+        // By hand: 64 tiles of 1024 rows, the first load of 128, and 127 + 127 to fill and drain, the last cycle shared: 65,536 + 381.
+        assert_eq!(textbook_cycles(128, 1024, 1024, 1024, WeightLoad::Hidden), 65_917);
     }
 }

@@ -42,9 +42,11 @@ impl Unit for VectorUnit {
                 let packing = dtype.bytes() as f64 / 4.0;
                 let loaded = (registers(*m, *k) + registers(*k, columns)) * packing;
                 let results = registers(*m, columns);
-                *memory += traffic(chip, loaded, results);
+                // A GPU accumulates in registers, where the next operation finds the result.
+                let stored = if chip.architecture == Architecture::Tpu { results } else { 0.0 };
+                *memory += traffic(chip, loaded, stored);
                 if chip.architecture == Architecture::Tpu {
-                    // Beyond the depth of the array, and between the passes of an f32 product, the vector unit sums up. A GPU sums in its registers.
+                    // Beyond the depth of the array, and between the passes of an f32 product, the vector unit sums up.
                     let sums = (*k as f64 / f64::from(chip.matrix_unit.rows)).ceil() * matrix::passes(chip, *dtype, *passes);
                     let ops = 2.0 * sums - 1.0;
                     *alu += results * ops * chip.coefficient(Coefficient::AccumulateOps) / slots.alu;
@@ -116,15 +118,21 @@ pub fn traffic(chip: &Chip, loaded: f64, stored: f64) -> f64 {
     (loaded / slots.load).max(stored / slots.store)
 }
 
-/// Registers a tensor fills, in the layout with the fewest.
+/// Registers a tensor fills, in the layout with the fewest. Threads of a GPU hold elements of any shape without padding.
 #[must_use]
 pub fn registers(chip: &Chip, dims: &[usize]) -> f64 {
+    if chip.architecture == Architecture::Gpu {
+        return (dims.iter().map(|&d| d as f64).product::<f64>() / chip.register_elements()).ceil();
+    }
     crate::kernels::tiled_elements(chip, dims) / chip.register_elements()
 }
 
 /// Registers of a tensor whose rows and columns keep their place on sublanes and lanes.
 #[must_use]
 pub fn registers_in_place(chip: &Chip, rows: f64, columns: f64) -> f64 {
+    if chip.architecture == Architecture::Gpu {
+        return (rows * columns / chip.register_elements()).ceil();
+    }
     (rows / f64::from(chip.vector_unit.sublanes)).ceil()
         * (columns / f64::from(chip.vector_unit.lanes)).ceil()
 }

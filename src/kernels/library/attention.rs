@@ -2,7 +2,7 @@
 
 use super::body::{Body, Cost, Product, copy};
 use super::case::{Case, CaseError, size};
-use super::gated_linear_unit::stays_on_chip;
+use super::gated_linear_unit::spilled;
 use super::matmul::{SLICE_ROWS, Shape, Traffic, kernel};
 use super::{Family, Launch, once};
 use crate::coefficients::Coefficient;
@@ -87,9 +87,10 @@ impl Attention {
         Ok(size(&[self.batch, self.heads, self.queries, self.keys])? as f64)
     }
 
-    /// Channels of a row in device memory: whole lanes on a TPU.
-    fn stored_channels(case: &Case<'_>, channels: u64) -> u64 {
-        if case.tpu() {
+    /// Channels of a row in device memory: whole lanes on a TPU, unless the tokens lie along the lanes, which the compiler prefers for narrow heads.
+    fn stored_channels(case: &Case<'_>, tokens: u64, channels: u64) -> u64 {
+        let lanes = u64::from(case.chip.vector_unit.lanes);
+        if case.tpu() && !(channels < lanes && tokens.is_multiple_of(lanes)) {
             channels.next_multiple_of(u64::from(case.chip.vector_unit.lanes))
         } else {
             channels
@@ -99,7 +100,7 @@ impl Attention {
     /// Bytes of queries, keys, values and output in device memory.
     fn tensors(&self, case: &Case<'_>) -> Result<[f64; 4], CaseError> {
         let bytes = |tokens: u64, heads: u64, channels: u64| {
-            size(&[self.batch, tokens, heads, Self::stored_channels(case, channels), case.bytes()]).map(|b| b as f64)
+            size(&[self.batch, tokens, heads, Self::stored_channels(case, tokens, channels), case.bytes()]).map(|b| b as f64)
         };
         Ok([
             bytes(self.queries, self.heads, self.key_dim)?,
@@ -216,6 +217,8 @@ fn on_tpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
         (pairs.visited * inner_blocks).div_ceil(pairs.query_blocks.max(1)),
     )
     .units(slices)
+    // The loop over the parts of a key block is unrolled.
+    .unrolled(inner_blocks)
     .live(slice * inner * 8)
     .product("q k^T", product(a.key_dim, inner), instances)
     .vector(
@@ -228,6 +231,7 @@ fn on_tpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     .row_reduction("exponentials", &[slice, inner], Cost::new((softmax_ops - 1.0).max(0.0), 1.0), slice, instances)
     .product("p v", product(inner, a.value_dim), instances)
     .vector("accumulate", &[slice, a.value_dim], Cost::alu(case.coefficient(Coefficient::FlashRescaleOps)), instances)
+    .carried()
     .read("queries", q, dtype)
     .read("keys", k * reads_of_keys, dtype)
     .read("values", v * reads_of_keys, dtype)
@@ -268,8 +272,10 @@ fn on_tpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     Ok(once(kernels))
 }
 
-/// Flash kernel of a GPU: a program is one query block of a head. One program at a time on a multiprocessor, product and softmax in turn: what
-/// measured kernels reach (H200, causal, 128 channels: 27 cycles per 128 scores, products 16, exponentials 8, the rest 3.5).
+/// Halves of a query block (or two blocks on a multiprocessor) that take turns: the softmax of one beside the products of the other.
+const GPU_HALVES: u64 = 2;
+
+/// Flash kernel of a GPU: a program is one query block of a head, in two halves that take turns on products and softmax.
 fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     if case.tpu() {
         return Err(CaseError::Unsupported(format!("`{}` runs on GPUs only", case.op)));
@@ -284,11 +290,12 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     let (rows, columns) = (rows.min(a.queries), columns.min(a.keys));
     let pairs = pairs(a, rows, columns)?;
     let heads = size(&[a.batch, a.heads])?;
-    let instances = size(&[heads, pairs.visited])?;
+    let half = rows.div_ceil(GPU_HALVES);
+    let instances = size(&[heads, pairs.visited, GPU_HALVES])?;
     let dtype = case.formats.a;
     let [q, k, v, o] = a.tensors(case)?;
     let product = |k: u64, n: u64| Product {
-        m: rows,
+        m: half,
         k,
         n,
         dtype,
@@ -300,14 +307,16 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     let mut body = Body::new(
         case.op,
         "flash attention",
-        size(&[heads, pairs.query_blocks])?,
+        size(&[heads, pairs.query_blocks, GPU_HALVES])?,
         pairs.visited.div_ceil(pairs.query_blocks.max(1)),
     )
+    .units(GPU_HALVES)
     .product("q k^T", product(a.key_dim, columns), instances)
-    .row_reduction("maximum", &[rows, columns], Cost::alu(1.0 + extra), rows, instances)
-    .row_reduction("exponentials", &[rows, columns], Cost::new(case.coefficient(Coefficient::GpuFlashOps), 1.0), rows, instances)
+    // Rows lie within four threads, so that reductions take next to no movement between lanes.
+    .vector("maximum", &[half, columns], Cost::alu(1.0 + extra), instances)
+    .vector("exponentials", &[half, columns], Cost::new(case.coefficient(Coefficient::GpuFlashOps), 1.0), instances)
     .product("p v", product(columns, a.value_dim), instances)
-    .vector("rescale", &[rows, a.value_dim], Cost::alu(1.0), instances)
+    .vector("rescale", &[half, a.value_dim], Cost::alu(1.0), instances)
     // Key blocks that neighbouring programs share come from the level-2 cache.
     .read("queries", q, dtype)
     .read("keys", k, dtype)
@@ -317,7 +326,7 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
         // dV = P^T dO, dP = dO V^T, dS = P (dP - d), dQ = dS K, dK = dS^T Q; the forward pair above is P and, in size, dV.
         body = body
             .product("dO v^T", product(a.value_dim, columns), instances)
-            .vector("dS", &[rows, columns], Cost::alu(3.5), instances)
+            .vector("dS", &[half, columns], Cost::alu(3.5), instances)
             .product("dS k", product(columns, a.key_dim), instances)
             .product("dS^T q", product(columns, a.key_dim), instances)
             .read("output and its gradient", 2.0 * o, dtype)
@@ -435,16 +444,19 @@ const CHUNK_KEYS: u64 = 256;
 fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     let dtype = case.formats.a;
     let batch = size(&[a.batch, a.heads])?;
-    let (queries, keys) = (CHUNK_QUERIES.min(a.queries), CHUNK_KEYS.min(a.keys));
-    let chunks = a.queries.div_ceil(queries) * a.keys.div_ceil(keys);
+    let (rows, columns) = (a.queries.div_ceil(CHUNK_QUERIES), a.keys.div_ceil(CHUNK_KEYS));
+    let (queries, keys) = (a.queries.div_ceil(rows), a.keys.div_ceil(columns));
+    let chunks = rows * columns;
     let scores = size(&[batch, queries, keys])? as f64;
-    let on_chip = case.chip.cores_per_device == 1 && stays_on_chip(case, 4.0 * scores);
-    let kept = |bytes: f64| if on_chip { 0.0 } else { bytes };
+    // Logits, weights and the accumulator before and after are alive together.
+    let accumulator = size(&[batch, queries, Attention::stored_channels(case, queries, a.value_dim), 4])? as f64;
+    let alive = if case.tpu() { 6.0 * scores + 2.0 * accumulator } else { 4.0 * scores };
+    let share = spilled(case, alive) / alive;
+    let kept = |bytes: f64| share * bytes;
     let (logits, weights) = (kept(4.0 * scores), kept(if case.tpu() { 2.0 } else { 4.0 } * scores));
     let element = case.bytes();
-    let channels = |d: u64| Attention::stored_channels(case, d);
-    let tokens = |tokens: u64, heads: u64, d: u64| size(&[a.batch, heads, tokens, channels(d), element]).map(|b| b as f64);
-    let accumulator = kept(size(&[batch, queries, channels(a.value_dim), 4])? as f64);
+    let tokens = |tokens: u64, heads: u64, d: u64| size(&[a.batch, heads, tokens, Attention::stored_channels(case, tokens, d), element]).map(|b| b as f64);
+    let accumulator = kept(accumulator);
     let passes = case.passes();
     let traffic = |a: f64, b: f64, c: f64| Traffic { dtype, passes, a, b, c };
     let (statistics, exponentials) = softmax_cost(case, a);

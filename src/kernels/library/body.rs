@@ -48,6 +48,7 @@ pub(super) struct Body {
     grid: Grid,
     units: Option<u64>,
     streams: bool,
+    steps_per_program: u64,
     live_bytes: u64,
     work: Work,
     fault: Option<CaseError>,
@@ -70,6 +71,7 @@ impl Body {
             },
             units: Some(1),
             streams: false,
+            steps_per_program: 1,
             live_bytes: 0,
             work: Work::default(),
             fault: None,
@@ -88,6 +90,20 @@ impl Body {
     /// `units` independent units interleave in a program.
     pub(super) fn units(mut self, units: u64) -> Self {
         self.units = Some(units.max(1));
+        self
+    }
+
+    /// A program works on `steps` sequential steps, written out one behind the other, so that only what is carried from one to the next keeps them in order.
+    pub(super) fn unrolled(mut self, steps: u64) -> Self {
+        self.steps_per_program = steps.max(1);
+        self
+    }
+
+    /// The last operation belongs to what is carried from one sequential step to the next.
+    pub(super) fn carried(mut self) -> Self {
+        if let Some(op) = self.ops.last_mut() {
+            op.carried = true;
+        }
         self
     }
 
@@ -247,7 +263,7 @@ impl Body {
                 carried_bytes: 0,
                 live_bytes: self.live_bytes,
                 units_per_program: self.units,
-                steps_per_program: 1,
+                steps_per_program: self.steps_per_program,
                 work: self.work,
                 padding: 0.0,
                 implementation: self.implementation,

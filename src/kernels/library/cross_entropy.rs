@@ -2,7 +2,7 @@
 
 use super::body::{Body, Cost, Product};
 use super::case::{Case, CaseError, size};
-use super::gated_linear_unit::stays_on_chip;
+use super::gated_linear_unit::spilled;
 use super::matmul::{self, Shape, Traffic};
 use super::{Family, Launch, once};
 use crate::coefficients::Coefficient;
@@ -53,7 +53,7 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
     // XLA: a loop over blocks, each a product that writes its logits and a fusion per statistic that reads them.
     let blocks = size(&[row_blocks, column_blocks])?;
     let logits = (rows * columns) as f64 * 4.0;
-    let kept = if stays_on_chip(case, logits) { 0.0 } else { logits };
+    let kept = spilled(case, logits);
     let shape = Shape {
         batch: 1,
         m: rows,

@@ -12,9 +12,14 @@ pub(super) const FAMILY: Family = Family {
 
 /// Rows of a program that stream through the arrays together: short enough that the accumulation of one slice runs beside the product of the next.
 pub(super) const SLICE_ROWS: u64 = 128;
-/// Largest side of an output tile and depth of a step of XLA's products on a TPU. With operands of 16 bits two buffers of such blocks and the f32 output take
-/// 12 MiB, below the 16 MiB that XLA gives an operation by default.
-const TPU_TILE: u64 = 1024;
+/// Sides and depths of a tile that XLA's products on a TPU are offered.
+const TPU_TILES: [u64; 6] = [128, 256, 512, 1024, 2048, 4096];
+/// On-chip memory that XLA gives an operation, at least, and the share of a larger memory. Source: default limits of its compiler, 16 MiB of 16 to 128, 32 MiB of 128.
+const SCOPED_BYTES: u64 = 16 << 20;
+const SCOPED_SHARE: u64 = 4;
+/// Time a step costs beyond its work, as far as the choice of the tile is concerned, in seconds.
+const STEP_SECONDS: f64 = 0.35e-6;
+
 /// Output tiles of matrix kernels on a GPU, rows by columns; the one that leaves the fewest multiprocessors idle is taken, as libraries do.
 const GPU_TILES: [[u64; 2]; 4] = [[128, 256], [128, 128], [64, 128], [64, 64]];
 
@@ -80,7 +85,7 @@ pub(super) fn kernel(case: &Case<'_>, label: &str, title: &str, shape: Shape, tr
             .read("b", b, dtype)
             .write("c", c, dtype));
     }
-    let tiles = [m, k, n].map(|extent| extent.div_ceil(TPU_TILE));
+    let tiles = tpu_tiles(case, shape, traffic);
     let [bm, bk, bn] = [m.div_ceil(tiles[0]), k.div_ceil(tiles[1]), n.div_ceil(tiles[2])];
     let slices = bm.div_ceil(SLICE_ROWS);
     let rows = bm.div_ceil(slices);
@@ -105,6 +110,46 @@ pub(super) fn kernel(case: &Case<'_>, label: &str, title: &str, shape: Shape, tr
         .read("a", a * a_reads as f64, dtype)
         .read("b", b * tiles[0] as f64, dtype)
         .write("c", c, dtype))
+}
+
+/// Tiles along rows, depth and columns: those with the least time by a roofline of the device whose two buffers of operands and f32 output fit into what XLA gives an
+/// operation, as its search over tiles would find.
+fn tpu_tiles(case: &Case<'_>, shape: Shape, traffic: Traffic) -> [u64; 3] {
+    let Shape { batch, m, k, n } = shape;
+    let chip = case.chip;
+    let capacity = chip.on_chip.capacity.get() as u64;
+    let scoped = (capacity / SCOPED_SHARE).max(SCOPED_BYTES.min(capacity));
+    let cores = u64::from(chip.cores_per_device);
+    let flops = 2.0 * batch as f64 * m as f64 * k as f64 * n as f64 * f64::from(traffic.passes);
+    let peak = chip.matrix_flops_per_second(traffic.dtype).map_or(f64::INFINITY, |peak| peak.get());
+    let bandwidth = chip.achievable_hbm_bandwidth_per_device().get();
+    let per = |bytes: f64, elements: u64| bytes / (batch * elements) as f64;
+    let (a, b) = (per(traffic.a, m * k), per(traffic.b, k * n));
+    let mut best = (f64::INFINITY, [m, k, n].map(|extent| extent.div_ceil(TPU_TILES[0])));
+    for bm in TPU_TILES {
+        for bn in TPU_TILES {
+            for bk in TPU_TILES.into_iter().chain([k]) {
+                let tiles = [m.div_ceil(bm), k.div_ceil(bk), n.div_ceil(bn)];
+                let [rows, depth, columns] = [m.div_ceil(tiles[0]), k.div_ceil(tiles[1]), n.div_ceil(tiles[2])];
+                let blocks = (rows * depth) as f64 * a + (depth * columns) as f64 * b;
+                if 2.0 * blocks + (rows * columns * 4) as f64 > scoped as f64 {
+                    continue;
+                }
+                let outputs = batch * tiles[0] * tiles[2];
+                let busy = outputs as f64 / (outputs.div_ceil(cores) * cores) as f64;
+                let a_reads = if tiles[1] == 1 { 1 } else { tiles[2] };
+                let bytes = traffic.a * a_reads as f64 + traffic.b * tiles[0] as f64 + traffic.c;
+                let steps = outputs * tiles[1];
+                let time = (flops / peak / busy).max(bytes / bandwidth)
+                    + blocks / bandwidth
+                    + steps.div_ceil(cores) as f64 * STEP_SECONDS;
+                if time < best.0 {
+                    best = (time, tiles);
+                }
+            }
+        }
+    }
+    best.1
 }
 
 fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {

@@ -1,0 +1,376 @@
+//! How wrong predictions are, in sample and out of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use super::data::{Data, Observation};
+use super::fit::{self, Fit, Touches};
+use crate::hardware::Residuals;
+
+/// Folds of the split by shape.
+const FOLDS: usize = 5;
+/// Fewest residuals of a group that an interval of its own is taken from.
+const FEWEST_RESIDUALS: usize = 10;
+/// Most pairs of rows compared for ratios and winners, per group.
+const MOST_PAIRS: usize = 4000;
+/// Ratio of measured times below which there is no winner to be picked.
+const SAME_TIME: f64 = 1.02;
+
+/// Which rows a fit did not see when it predicted them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Split {
+    /// None: the fit saw everything.
+    InSample,
+    /// A fifth of the shapes, on all devices.
+    ByShape,
+    /// A device.
+    LeaveDeviceOut,
+    /// A family of kernels.
+    LeaveFamilyOut,
+    /// Nothing was fitted; no model either, a roofline of the same launches.
+    Roofline,
+}
+
+impl Split {
+    /// The word of tables.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Split::InSample => "in_sample",
+            Split::ByShape => "by_shape",
+            Split::LeaveDeviceOut => "leave_device_out",
+            Split::LeaveFamilyOut => "leave_family_out",
+            Split::Roofline => "roofline",
+        }
+    }
+}
+
+/// Errors of a family on a device; `all` stands for every family or device.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Score {
+    /// Family.
+    pub family: String,
+    /// Device.
+    pub device: String,
+    /// Split.
+    pub split: Split,
+    /// Rows.
+    pub n: usize,
+    /// Median absolute error, in percent.
+    pub median_abs_pct: f64,
+    /// Absolute error that a tenth of the rows exceed, in percent.
+    pub p90_abs_pct: f64,
+    /// Median signed error, in percent: positive where predictions are too slow.
+    pub bias_pct: f64,
+    /// Rank correlation of predicted and measured times; none for fewer than three rows.
+    pub spearman: Option<f64>,
+    /// Median error of the ratio of two rows on one device, in percent.
+    pub ratio_median_pct: Option<f64>,
+    /// Share of pairs whose faster row was picked, in percent.
+    pub winner_pct: Option<f64>,
+    /// Share of rows inside an 80 % interval made without them, in percent.
+    pub coverage80_pct: Option<f64>,
+}
+
+/// Residuals (logarithm of predicted over measured) of every observation, by split.
+#[derive(Debug, Clone)]
+pub struct Validation {
+    /// By split, one residual per observation; none where the split leaves it out.
+    pub residuals: BTreeMap<Split, Vec<Option<f64>>>,
+    /// The fit that saw everything.
+    pub fit: Fit,
+}
+
+fn fold_of(shape: &str) -> usize {
+    crate::config::digest(shape.as_bytes())
+        .bytes()
+        .fold(0_usize, |sum, byte| (sum * 31 + byte as usize) % 1_000_003)
+        % FOLDS
+}
+
+/// Groups that are left out one at a time: those with the same label.
+fn leave_out(observations: &[Observation], touches: &Touches, whole: &Fit, label: impl Fn(&Observation) -> String) -> Vec<Option<f64>> {
+    let labels: Vec<String> = observations.iter().map(label).collect();
+    let groups: BTreeSet<&String> = labels.iter().collect();
+    let mut out = vec![None; observations.len()];
+    if groups.len() < 2 {
+        return out;
+    }
+    for group in groups {
+        let keep: Vec<bool> = labels.iter().map(|l| l != group).collect();
+        let fit = fit::fit(observations, touches, &keep, Some(whole));
+        let left: Vec<usize> = (0..observations.len()).filter(|&i| !keep[i]).collect();
+        let subset: Vec<Observation> = left.iter().map(|&i| observations[i].clone()).collect();
+        for (&i, residual) in left.iter().zip(fit::residuals(&subset, &fit.setting)) {
+            out[i] = Some(residual);
+        }
+    }
+    out
+}
+
+/// Fits with everything, and once without each device, family and fold of shapes.
+#[must_use]
+pub fn validate(data: &Data, splits: &[Split]) -> Validation {
+    let observations = &data.used;
+    let touches = fit::touches(observations);
+    let whole = fit::fit(observations, &touches, &vec![true; observations.len()], None);
+    let mut residuals: BTreeMap<Split, Vec<Option<f64>>> = BTreeMap::new();
+    for &split in splits {
+        let of_split = match split {
+            Split::InSample => fit::residuals(observations, &whole.setting).into_iter().map(Some).collect(),
+            Split::ByShape => leave_out(observations, &touches, &whole, |o| fold_of(&o.shape).to_string()),
+            Split::LeaveDeviceOut => leave_out(observations, &touches, &whole, |o| o.row.device.clone()),
+            Split::LeaveFamilyOut => leave_out(observations, &touches, &whole, |o| o.family.clone()),
+            Split::Roofline => roofline(observations),
+        };
+        residuals.insert(split, of_split);
+    }
+    Validation { residuals, fit: whole }
+}
+
+/// Quantile of sorted numbers, linear between neighbours.
+fn quantile(sorted: &[f64], share: f64) -> f64 {
+    match sorted.len() {
+        0 => f64::NAN,
+        n => {
+            let at = share * (n - 1) as f64;
+            let (low, high) = (at.floor() as usize, at.ceil() as usize);
+            sorted[low] + (sorted[high] - sorted[low]) * (at - low as f64)
+        }
+    }
+}
+
+fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+fn ranks(values: &[f64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|&a, &b| values[a].total_cmp(&values[b]));
+    let mut ranks = vec![0.0; values.len()];
+    let mut at = 0;
+    while at < order.len() {
+        let mut end = at;
+        while end + 1 < order.len() && values[order[end + 1]] <= values[order[at]] {
+            end += 1;
+        }
+        for &i in &order[at..=end] {
+            ranks[i] = (at + end) as f64 / 2.0;
+        }
+        at = end + 1;
+    }
+    ranks
+}
+
+/// Rank correlation.
+fn spearman(a: &[f64], b: &[f64]) -> Option<f64> {
+    if a.len() < 3 {
+        return None;
+    }
+    let (a, b) = (ranks(a), ranks(b));
+    let mean = (a.len() - 1) as f64 / 2.0;
+    let cross: f64 = a.iter().zip(&b).map(|(x, y)| (x - mean) * (y - mean)).sum();
+    let spread = |v: &[f64]| v.iter().map(|x| (x - mean).powi(2)).sum::<f64>().sqrt();
+    let size = spread(&a) * spread(&b);
+    (size > 0.0).then_some(cross / size)
+}
+
+/// A predicted row: its group for intervals, its measured time and its residual.
+struct Scored<'a> {
+    observation: &'a Observation,
+    residual: f64,
+}
+
+fn score(family: &str, device: &str, split: Split, rows: &[Scored<'_>], coverage: Option<f64>) -> Score {
+    let percent = |r: f64| 100.0 * (r.exp() - 1.0);
+    let errors = sorted(rows.iter().map(|row| percent(row.residual).abs()));
+    let signed = sorted(rows.iter().map(|row| row.residual));
+    let measured: Vec<f64> = rows.iter().map(|row| row.observation.measured_us).collect();
+    let predicted: Vec<f64> = rows
+        .iter()
+        .map(|row| row.observation.measured_us * row.residual.exp())
+        .collect();
+    // Pairs on one device, spread evenly over all of them.
+    let mut ratios = Vec::new();
+    let (mut right, mut decided) = (0.0, 0.0);
+    let n = rows.len();
+    let stride = (n * n.saturating_sub(1) / 2 / MOST_PAIRS).max(1);
+    let mut pair = 0_usize;
+    for i in 0..n {
+        for j in 0..i {
+            pair += 1;
+            if !pair.is_multiple_of(stride) || rows[i].observation.row.device != rows[j].observation.row.device {
+                continue;
+            }
+            ratios.push(percent(rows[i].residual - rows[j].residual).abs());
+            let ratio = measured[i] / measured[j];
+            if ratio.max(ratio.recip()) > SAME_TIME {
+                decided += 1.0;
+                if (ratio > 1.0) == (predicted[i] > predicted[j]) {
+                    right += 1.0;
+                }
+            }
+        }
+    }
+    let ratios = sorted(ratios);
+    Score {
+        family: family.to_owned(),
+        device: device.to_owned(),
+        split,
+        n,
+        median_abs_pct: quantile(&errors, 0.5),
+        p90_abs_pct: quantile(&errors, 0.9),
+        bias_pct: percent(quantile(&signed, 0.5)),
+        spearman: spearman(&measured, &predicted),
+        ratio_median_pct: (!ratios.is_empty()).then(|| quantile(&ratios, 0.5)),
+        winner_pct: (decided > 0.0).then(|| 100.0 * right / decided),
+        coverage80_pct: coverage,
+    }
+}
+
+/// Whether each row lies in an 80 % interval made from the others: of its family on its device where there are enough of them, else of its family on other
+/// devices, else of all families. In the split without a device, rows of that device may not help.
+fn covered(observations: &[Observation], residuals: &[Option<f64>], split: Split) -> Vec<Option<bool>> {
+    let known: Vec<(usize, f64)> = residuals
+        .iter()
+        .enumerate()
+        .filter_map(|(i, r)| r.map(|r| (i, r)))
+        .collect();
+    let of = |pick: &dyn Fn(&Observation) -> bool| sorted(known.iter().filter(|(i, _)| pick(&observations[*i])).map(|(_, r)| *r));
+    // Sorted residuals of every group once; the row itself is taken out of its own.
+    let mut groups: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
+    let mut others: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
+    for o in observations {
+        let key = (o.family.clone(), o.row.device.clone());
+        groups
+            .entry(key.clone())
+            .or_insert_with(|| of(&|other| other.family == o.family && other.row.device == o.row.device));
+        others.entry(key).or_insert_with(|| {
+            let same = of(&|other| other.family == o.family && other.row.device != o.row.device);
+            if same.len() >= FEWEST_RESIDUALS {
+                same
+            } else {
+                of(&|other| other.tpu() == o.tpu() && other.row.device != o.row.device)
+            }
+        });
+    }
+    residuals
+        .iter()
+        .enumerate()
+        .map(|(i, residual)| {
+            let residual = (*residual)?;
+            let o = &observations[i];
+            let key = (o.family.clone(), o.row.device.clone());
+            let own = groups.get(&key)?;
+            let mut from = if split != Split::LeaveDeviceOut && own.len() > FEWEST_RESIDUALS {
+                let mut own = own.clone();
+                if let Some(at) = own.iter().position(|r| r.total_cmp(&residual).is_eq()) {
+                    own.remove(at);
+                }
+                own
+            } else {
+                others.get(&key)?.clone()
+            };
+            if from.len() < FEWEST_RESIDUALS {
+                return None;
+            }
+            from.sort_by(f64::total_cmp);
+            Some(quantile(&from, 0.1) <= residual && residual <= quantile(&from, 0.9))
+        })
+        .collect()
+}
+
+/// Scores of every family and device, of every family on all devices, and of everything of an architecture.
+#[must_use]
+pub fn scores(observations: &[Observation], residuals: &BTreeMap<Split, Vec<Option<f64>>>) -> Vec<Score> {
+    let mut out = Vec::new();
+    for (&split, of_split) in residuals {
+        let covered = covered(observations, of_split, split);
+        let mut groups: BTreeMap<(String, String), Vec<usize>> = BTreeMap::new();
+        for (i, o) in observations.iter().enumerate() {
+            if of_split[i].is_none() {
+                continue;
+            }
+            let all = if o.tpu() { "all TPU" } else { "all GPU" };
+            for (family, device) in [(o.family.as_str(), o.row.device.as_str()), (o.family.as_str(), "all"), (all, "all")] {
+                groups.entry((family.to_owned(), device.to_owned())).or_default().push(i);
+            }
+        }
+        for ((family, device), members) in groups {
+            let rows: Vec<Scored<'_>> = members
+                .iter()
+                .filter_map(|&i| {
+                    of_split[i].map(|residual| Scored {
+                        observation: &observations[i],
+                        residual,
+                    })
+                })
+                .collect();
+            let known: Vec<bool> = members.iter().filter_map(|&i| covered[i]).collect();
+            let coverage = (split != Split::Roofline && !known.is_empty())
+                .then(|| 100.0 * known.iter().filter(|inside| **inside).count() as f64 / known.len() as f64);
+            out.push(score(&family, &device, split, &rows, coverage));
+        }
+    }
+    out.sort_by(|a, b| (&a.family, &a.device, a.split).cmp(&(&b.family, &b.device, b.split)));
+    out
+}
+
+/// Ratios of measured to predicted time that intervals are made of: by family and device from the split by shape, and for devices without rows from the split
+/// without each device.
+#[must_use]
+pub fn interval_residuals(observations: &[Observation], residuals: &BTreeMap<Split, Vec<Option<f64>>>) -> Vec<Residuals> {
+    let mut groups: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
+    for (i, o) in observations.iter().enumerate() {
+        if let Some(r) = residuals.get(&Split::ByShape).and_then(|of| of[i]) {
+            groups.entry((o.family.clone(), o.row.device.clone())).or_default().push(-r);
+        }
+        if let Some(r) = residuals.get(&Split::LeaveDeviceOut).and_then(|of| of[i]) {
+            groups.entry((o.family.clone(), "unseen".to_owned())).or_default().push(-r);
+            groups.entry(("all".to_owned(), "unseen".to_owned())).or_default().push(-r);
+        }
+    }
+    groups
+        .into_iter()
+        .filter(|(_, ratios)| ratios.len() >= FEWEST_RESIDUALS)
+        .map(|((family, device), ratios)| {
+            let ratios = sorted(ratios);
+            let rounded = |value: f64| format!("{value:.4}").parse().unwrap_or(value);
+            Residuals {
+                family,
+                device,
+                rows: ratios.len(),
+                low: rounded(quantile(&ratios, 0.1).exp()),
+                high: rounded(quantile(&ratios, 0.9).exp()),
+            }
+        })
+        .collect()
+}
+
+/// Residuals with the shipped calibration, without fitting.
+#[must_use]
+pub fn unfitted(observations: &[Observation]) -> Vec<Option<f64>> {
+    observations
+        .iter()
+        .map(|o| {
+            let mut chip = o.chip.clone();
+            crate::hardware::shipped_calibration().apply(&mut chip, true, |_| false);
+            crate::study::predict::case(&o.row, &chip)
+                .ok()
+                .map(|p| (p.predicted_us / o.measured_us).ln())
+        })
+        .collect()
+}
+
+/// Residuals of a roofline of the same launches.
+#[must_use]
+pub fn roofline(observations: &[Observation]) -> Vec<Option<f64>> {
+    observations
+        .iter()
+        .map(|o| Some((o.roofline_us / o.measured_us).ln()))
+        .collect()
+}
