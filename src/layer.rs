@@ -332,6 +332,8 @@ pub struct Layer {
     pub sequences: Vec<usize>,
     /// Rows that packed sequences are padded to, where more than their whole chunks are allocated.
     pub padded_rows: Option<usize>,
+    /// Tokens of a sequence before the decoded one, in mechanisms to which positions matter; 0 elsewhere.
+    pub context: usize,
     /// Width of the residual stream.
     pub model_width: usize,
     /// Key (and query) heads.
@@ -508,14 +510,43 @@ impl Layer {
         keys + self.householder_steps * (keys + values)
     }
 
-    /// The layer over writes in place of tokens: a sequence and chunks `householder_steps` times as long.
+    /// The layer over writes in place of tokens: sequences and chunks `householder_steps` times as long.
     #[must_use]
     pub fn micro_steps(&self) -> Layer {
+        let writes = self.householder_steps;
         Layer {
-            tokens: self.householder_steps * self.tokens,
-            chunk: self.householder_steps * self.chunk,
+            tokens: writes * self.tokens,
+            chunk: writes * self.chunk,
+            sequences: self.sequences.iter().map(|n| writes * n).collect(),
+            padded_rows: self.padded_rows.map(|rows| writes * rows),
             ..self.clone()
         }
+    }
+
+    /// Recurrent states of a head: one per entry of the batch, or one per packed sequence.
+    #[must_use]
+    pub fn states(&self) -> usize {
+        self.batch * self.sequences.len().max(1)
+    }
+
+    /// Tokens of every chunk of an entry of the batch, padding excluded.
+    #[must_use]
+    pub fn tokens_of_chunks(&self) -> Vec<usize> {
+        let mut tokens = vec![0; self.chunks()];
+        for sequence in self.packed_sequences() {
+            let first = sequence.row / self.chunk;
+            let chunks = sequence.tokens.div_ceil(self.chunk);
+            for (i, chunk) in tokens.iter_mut().skip(first).take(chunks).enumerate() {
+                *chunk = (sequence.tokens - i * self.chunk).min(self.chunk);
+            }
+        }
+        tokens
+    }
+
+    /// Rows of a table with one row per position: those of the longest sequence.
+    #[must_use]
+    pub fn positions(&self) -> usize {
+        self.sequences.iter().copied().max().unwrap_or(self.tokens)
     }
 
     /// Whether the layer is softmax attention: it keeps keys and values instead of a state.

@@ -223,18 +223,6 @@ pub enum Init {
     },
     /// Known before the layer runs, whatever the seed.
     Table(Table),
-    /// Position along the first dimension, counted from 1.
-    Position,
-    /// Cosine of the rotary angle `t base^(-c / n)` of row `t` (from 0) and column `c` of `[.., n]`.
-    RotaryCosine {
-        /// Base of the frequencies.
-        base: f64,
-    },
-    /// Sine of the same angle.
-    RotarySine {
-        /// Base of the frequencies.
-        base: f64,
-    },
 }
 
 /// Neighbouring rows that [`Op::GatherRows`] takes, or rows of zeros it inserts.

@@ -11,11 +11,11 @@
 //! second one over those that are visible in part. Pairs without a visible element are in neither. The scale of the scores is folded into
 //! the queries. Source: arXiv 2205.14135, with the running rescale of arXiv 2307.08691.
 
-use super::layer::{token_layout, weight};
+use super::layer::{by_position, token_layout, weight};
 use super::{Core, Recurrence, SoftmaxInputs};
 use crate::dtype::Dtype;
 use crate::graph::{
-    BlockPairs, Builder, Function, Init, PairKind, Precision, ReduceFunction, Role, Stage, Value,
+    BlockPairs, Builder, Function, Init, PairKind, Precision, ReduceFunction, Role, Stage, Table, Value,
 };
 use crate::layer::Layer;
 
@@ -129,12 +129,15 @@ pub(super) struct RotaryTables {
 impl RotaryTables {
     /// Tables for the first `channels` channels of a head; `None` for 0.
     pub(super) fn new(b: &mut Builder, layer: &Layer, channels: usize) -> Option<Self> {
-        let (pairs, base) = (channels / 2, layer.attention.rotary_base);
-        let mut table =
-            |name: &str, init| b.input(name, [layer.tokens, 1, pairs], Dtype::F32, Role::Weight, init);
+        let (pairs, base, first) = (channels / 2, layer.attention.rotary_base, layer.context);
+        let mut table = |name: &str, table| {
+            let dims = [layer.positions(), 1, pairs];
+            let table = b.input(name, dims, Dtype::F32, Role::Weight, Init::Table(table));
+            by_position(b, layer, &format!("{name}_by_token"), table)
+        };
         (pairs > 0).then(|| RotaryTables {
-            cosine: table("rotary_cosine", Init::RotaryCosine { base }),
-            sine: table("rotary_sine", Init::RotarySine { base }),
+            cosine: table("rotary_cosine", Table::RotaryCosine { base, first }),
+            sine: table("rotary_sine", Table::RotarySine { base, first }),
             pairs,
         })
     }
@@ -193,14 +196,18 @@ pub(super) fn scale_query(b: &mut Builder, layer: &Layer, query: Value) -> Value
     if !attention.ssmax {
         return b.scale("q_scaled", query, scale);
     }
+    // A query sees itself and what stands before it.
+    let table = Table::Position {
+        first: layer.context + 1,
+    };
     let positions = b.input(
         "positions",
-        [layer.tokens, 1, 1],
+        [layer.positions(), 1, 1],
         Dtype::F32,
         Role::Weight,
-        Init::Position,
+        Init::Table(table),
     );
-    let mut seen = positions;
+    let mut seen = by_position(b, layer, "positions_by_token", positions);
     if let Some(window) = attention.window {
         seen = b.map("n", Function::MinimumConstant(window as f64), seen);
     }

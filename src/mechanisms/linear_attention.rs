@@ -46,7 +46,7 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
 
     let readout = if layer.normaliser {
         let initial = (layer.initial_state == InitialState::Given).then(|| {
-            let dims = [layer.batch, layer.key_heads, 1, 1, 1, layer.key_dim];
+            let dims = [layer.states(), layer.key_heads, 1, 1, 1, layer.key_dim];
             // A sum of features is positive.
             let init = Init::Uniform { low: 0.5, high: 1.5 };
             b.input("z_0", dims, Dtype::F32, Role::State, init)

@@ -75,12 +75,6 @@ fn tabulate(ty: &TensorType, table: Table) -> Tensor<f64> {
 
 fn draw(ty: &TensorType, init: Init, seed: u64, stream: u64) -> Tensor<f64> {
     let mut out = zeros::<f64>(ty.shape.dims());
-    if let Some(table) = table(ty, init) {
-        for (i, x) in elements_mut(&mut out).iter_mut().enumerate() {
-            *x = round_to(ty.dtype, table(i));
-        }
-        return out.into_shared();
-    }
     elements_mut(&mut out)
         .par_chunks_mut(BLOCK)
         .enumerate()
@@ -97,32 +91,11 @@ fn draw(ty: &TensorType, init: Init, seed: u64, stream: u64) -> Tensor<f64> {
     out.into_shared()
 }
 
-/// Element `i` of a table, for inputs that are tables and not drawn.
-fn table(ty: &TensorType, init: Init) -> Option<Box<dyn Fn(usize) -> f64>> {
-    let first = ty.shape.dims().first().copied().unwrap_or(1);
-    let row = (ty.shape.elements() as usize / first.max(1)).max(1);
-    let columns = ty.shape.from_end(0);
-    let angle = move |i: usize, base: f64| {
-        let (t, c) = (i / columns, i % columns);
-        t as f64 * base.powf(-(c as f64) / columns as f64)
-    };
-    match init {
-        Init::Position => Some(Box::new(move |i| (i / row + 1) as f64)),
-        Init::RotaryCosine { base } => Some(Box::new(move |i| angle(i, base).cos())),
-        Init::RotarySine { base } => Some(Box::new(move |i| angle(i, base).sin())),
-        _ => None,
-    }
-}
-
 fn fill(block: &mut [f64], init: Init, rng: &mut ChaCha8Rng) {
     let mut between = |low: f64, high: f64| low + (high - low) * unit(rng);
     match init {
         // A table is no draw; it is made by its formula.
-        Init::Zeros
-        | Init::Table(_)
-        | Init::Position
-        | Init::RotaryCosine { .. }
-        | Init::RotarySine { .. } => {}
+        Init::Zeros | Init::Table(_) => {}
         Init::Ones => block.fill(1.0),
         Init::Normal { std } => normals(block, std, rng),
         Init::Uniform { low, high } => block.iter_mut().for_each(|x| *x = between(low, high)),

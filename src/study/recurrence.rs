@@ -49,18 +49,13 @@ pub(super) fn by_token(
                     part: part.clone(),
                 };
                 let initial = match built.core.initial_state {
-                    Some(initial) => Head {
-                        at: [entry, key_head, value_head],
-                        part: None,
-                        ..head
-                    }
-                    .rows(initial, "initial state")?,
+                    Some(initial) => head.state(entry).rows(initial, "initial state")?,
                     None => Array2::zeros((key_rows, width)),
                 };
                 let result = match &built.core.recurrence {
-                    Recurrence::DeltaRule(inputs) => delta_rule(inputs, &head, &initial)?,
+                    Recurrence::DeltaRule(inputs) => delta_rule(inputs, layer, &head, &initial)?,
                     Recurrence::GatedOuterProduct(inputs) => {
-                        gated_outer_product(inputs, layer, &head, &initial)?
+                        gated_outer_product(inputs, layer, &head, entry, &initial)?
                     }
                     Recurrence::DiagonalPlusLowRank(inputs) => diagonal_low_rank(inputs, &head, &initial)?,
                     Recurrence::Softmax(inputs) => {
@@ -86,19 +81,22 @@ pub(super) fn by_token(
 
 fn delta_rule(
     inputs: &DeltaRuleInputs,
+    layer: &Layer,
     head: &Head<'_>,
     initial: &Array2<f64>,
 ) -> Result<reference::Recurrence, CheckError> {
-    let write_key = head.rows(inputs.write_key, "write key")?;
-    let mut read_key = head.rows(inputs.read_key, "read key")?;
-    let mut value = head.rows(inputs.value, "value")?;
+    // Everything but the query has a row per write.
+    let by_write = head.times(layer.householder_steps);
+    let write_key = by_write.rows(inputs.write_key, "write key")?;
+    let mut read_key = by_write.rows(inputs.read_key, "read key")?;
+    let mut value = by_write.rows(inputs.value, "value")?;
     if let Some(step) = inputs.step {
-        let step = head.rows(step, "step size")?;
+        let step = by_write.rows(step, "step size")?;
         read_key *= &step;
         value *= &step;
     }
     let decay = match inputs.log_decay {
-        Some(decay) => channels(head.rows(decay, "log decay")?, write_key.ncols()),
+        Some(decay) => channels(by_write.rows(decay, "log decay")?, write_key.ncols()),
         None => Array2::zeros(write_key.dim()),
     };
     let read = match inputs.read {
@@ -137,6 +135,7 @@ fn gated_outer_product(
     inputs: &GatedOuterInputs,
     layer: &Layer,
     head: &Head<'_>,
+    entry: usize,
     initial: &Array2<f64>,
 ) -> Result<reference::Recurrence, CheckError> {
     let query = head.rows(inputs.query, "query")?;
@@ -172,7 +171,10 @@ fn gated_outer_product(
         }
         Readout::Normalised { initial } => {
             let start = match initial {
-                Some(initial) => head.rows(initial, "initial normaliser")?.reversed_axes(),
+                Some(initial) => head
+                    .state(entry)
+                    .rows(initial, "initial normaliser")?
+                    .reversed_axes(),
                 None => Array2::zeros((dk, 1)),
             };
             // The sum of keys is the state of a head whose values are all one.
@@ -248,6 +250,24 @@ struct Head<'a> {
 }
 
 impl Head<'_> {
+    /// The same head of tensors with `times` rows for each of these.
+    fn times(&self, times: usize) -> Self {
+        Head {
+            part: self.part.as_ref().map(|p| times * p.start..times * p.end),
+            ..self.clone()
+        }
+    }
+
+    /// The same head of the states, of which every sequence has an entry.
+    fn state(&self, entry: usize) -> Self {
+        let [_, key_head, value_head] = self.at;
+        Head {
+            at: [entry, key_head, value_head],
+            part: None,
+            ..self.clone()
+        }
+    }
+
     /// The part of a tensor that belongs to this head, as `[rows, channels]`, rows of all chunks together; leading extents of 1 are shared.
     fn rows(&self, value: Value, what: &'static str) -> Result<Array2<f64>, CheckError> {
         let whole: &Tensor<f64> = tensor(self.exact, value, what)?;
