@@ -563,8 +563,25 @@ impl Layer {
             causal: attention.causal,
             window: attention.window,
             // A causal mask hides the padding of the keys from every real query.
-            keys: (!attention.causal).then_some(self.tokens),
+            keys: (!attention.causal).then_some(self.positions()),
         }
+    }
+
+    /// The layer in blocks of keys in place of blocks of queries: attention pads both for themselves.
+    #[must_use]
+    pub fn key_blocks(&self) -> Layer {
+        Layer {
+            chunk: self.attention.block_kv,
+            padded_rows: None,
+            ..self.clone()
+        }
+    }
+
+    /// Earlier tokens of which a decode step of attention reads keys and values: all of them, or those that a window leaves.
+    #[must_use]
+    pub fn cached_tokens(&self) -> usize {
+        let window = self.attention.window;
+        window.map_or(self.context, |window| self.context.min(window - 1))
     }
 
     /// How many of `channels` are rotated by position.
@@ -686,19 +703,27 @@ impl Layer {
 
     fn describe_attention(&self) -> String {
         let attention = &self.attention;
-        let mut parts = vec![format!(
-            "{} B={} T={} d={} {} query heads, {} key heads, keys of {}, values of {}, blocks {}x{}",
-            self.mechanism.name,
-            self.batch,
-            self.tokens,
-            self.model_width,
-            self.value_heads,
-            self.key_heads,
-            self.key_dim,
-            self.value_dim,
-            attention.block_q,
-            attention.block_kv,
-        )];
+        let shape = format!(
+            "d={} {} query heads, {} key heads, keys of {}, values of {}",
+            self.model_width, self.value_heads, self.key_heads, self.key_dim, self.value_dim,
+        );
+        let mut parts = match self.pass {
+            Pass::Forward => {
+                let packed = match self.sequences.len() {
+                    0 => String::new(),
+                    n => format!(" in {n} packed sequences of {} rows,", self.padded_tokens()),
+                };
+                let (name, batch, tokens) = (self.mechanism.name, self.batch, self.tokens);
+                let (block_q, block_kv) = (attention.block_q, attention.block_kv);
+                vec![format!(
+                    "{name} B={batch} T={tokens}{packed} {shape}, blocks {block_q}x{block_kv}"
+                )]
+            }
+            Pass::Decode => vec![format!(
+                "{} decode of {} sequences after {} tokens, {shape}, blocks of {} keys",
+                self.mechanism.name, self.batch, self.context, attention.block_kv,
+            )],
+        };
         parts.push(if attention.causal { "causal" } else { "not causal" }.to_owned());
         if let Some(window) = attention.window {
             parts.push(format!("window {window}"));

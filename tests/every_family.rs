@@ -74,6 +74,9 @@ fn packed_sequences_follow_the_recurrence_of_each() {
         "rwkv7",
         "deltaproduct",
         "preconditioned_delta",
+        "mesanet",
+        "mesanet_ungated",
+        "spd_sla_w",
     ];
     for name in names {
         let fields = [

@@ -304,7 +304,7 @@ fn stored_state(b: &mut Builder, layer: &Layer, dims: &[usize]) -> Vec<Value> {
 }
 
 /// Core layout without the chunk dimension, in f32: `[B, Hk, R, 1, channels]`.
-fn row(b: &mut Builder, name: &str, value: Value) -> Value {
+pub(super) fn row(b: &mut Builder, name: &str, value: Value) -> Value {
     let mut dims = b.dims(value);
     dims.remove(3);
     let row = b.reshape(&format!("{name}_row"), value, dims);
@@ -326,16 +326,22 @@ fn column_of_row(b: &mut Builder, name: &str, row: Value) -> Value {
 
 /// A query or key of a token.
 #[derive(Debug, Clone, Copy)]
-struct Key {
+pub(super) struct Key {
     /// `[B, Hk, 1, 1, dk]`, f32.
-    row: Value,
+    pub(super) row: Value,
     /// `[B, Hk, 1, dk, 1]`, f32, where the vector unit needs it; the row elsewhere.
-    column: Value,
+    pub(super) column: Value,
 }
 
 impl Key {
-    fn new(b: &mut Builder, name: &str, value: Value, column: bool) -> Self {
+    /// From core layout `[B, Hk, 1, 1, 1, dk]`; `column` where it is needed as a column.
+    pub(super) fn new(b: &mut Builder, name: &str, value: Value, column: bool) -> Self {
         let row = row(b, name, value);
+        Key::of_row(b, name, row, column)
+    }
+
+    /// From a row in f32.
+    pub(super) fn of_row(b: &mut Builder, name: &str, row: Value, column: bool) -> Self {
         Key {
             row,
             column: if column {
@@ -348,7 +354,7 @@ impl Key {
 }
 
 /// Each of `keys` times `state [.., dk, width]` (f32), `[.., 1, width]`.
-fn products(b: &mut Builder, layer: &Layer, name: &str, keys: &[Key], state: Value) -> Vec<Value> {
+pub(super) fn products(b: &mut Builder, layer: &Layer, name: &str, keys: &[Key], state: Value) -> Vec<Value> {
     match layer.state_products {
         StateProducts::Vector => keys
             .iter()

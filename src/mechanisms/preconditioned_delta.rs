@@ -61,7 +61,7 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
     let step = gates::step_size(b, layer, step_raw);
     let log_decay = core_layout(b, layer, "l_core", log_decay, heads, sharing, 1);
     let step = core_layout(b, layer, "beta_core", step, heads, sharing, 1);
-    let forget = gates::log_decay(b, layer, forget_raw, heads, 1, GateInit::TIME_STEP);
+    let forget = gates::named_log_decay(b, layer, "forget", forget_raw, [heads, 1], GateInit::TIME_STEP);
     let forget = core_layout(b, layer, "g_core", forget, heads, 1, 1);
     let weight = b.map("b", Function::Sigmoid, weight_raw);
     let weight = core_layout(b, layer, "b_core", weight, heads, 1, 1);

@@ -56,6 +56,8 @@ pub mod fields {
         "sequences",
         "padded_rows",
         "normaliser",
+        "block_q",
+        "causal",
     ];
     /// Softmax attention of every kind.
     pub const ATTENTION: &[&str] = &[
@@ -105,6 +107,7 @@ pub mod fields {
         "conv_width",
         "output_gate",
         "gate_rank",
+        "initial_state",
         "value_heads",
         "chunk",
         "forgetting",

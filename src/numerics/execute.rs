@@ -9,7 +9,7 @@ use super::plan::{Marks, NonFinite, Plan, Step};
 use super::real::{Real, Tensor};
 use super::sweep::{Finish, Outcome, Tally, elements, elements_mut, standard, sweep, zeros};
 use super::{elementwise, layout, matmul, reduce, sequential};
-use crate::graph::{Graph, NodeId, Op, PairLoop, Scan, Shape, Stage, Value, Work};
+use crate::graph::{BlockPair, Graph, NodeId, Op, PairLoop, Scan, Shape, Stage, Value, Work};
 
 /// How faithful the arithmetic of an execution is to the formats of the graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -322,7 +322,7 @@ impl<R: Real> Run<'_, R> {
         let within = self.within.or(Some(step.node.stage));
         let axis = Axis(scan.axis);
         let blocks = &pairs.blocks;
-        for (row, column) in blocks.iter() {
+        for BlockPair { row, column, origin } in blocks.iter() {
             let mut run = Run {
                 arithmetic: self.arithmetic,
                 slots: empty_slots(body),
@@ -339,7 +339,6 @@ impl<R: Real> Run<'_, R> {
                 if let Some(whole) = scanned.get(position) {
                     Some(whole.clone().index_axis_move(axis, at))
                 } else {
-                    let origin = [row * blocks.block_q, column * blocks.block_kv];
                     let mut tensor = zeros::<R>(&[2]);
                     elements_mut(&mut tensor)
                         .iter_mut()

@@ -53,7 +53,8 @@ fn narrow(tensor: &Tensor<f64>) -> Tensor<f32> {
 }
 
 /// The values of a table in full: the rounding to its format is an error of the declared execution, not of the inputs.
-fn tabulate(ty: &TensorType, table: Table) -> Tensor<f64> {
+#[must_use]
+pub fn tabulate(ty: &TensorType, table: Table) -> Tensor<f64> {
     let dims = ty.shape.dims();
     let mut out = zeros::<f64>(dims);
     elements_mut(&mut out)

@@ -21,7 +21,7 @@ mod sweep;
 
 pub use compare::{RelativeError, relative_error};
 pub use execute::{Arithmetic, ExecuteError, ExecutedWork, Execution, execute};
-pub use inputs::{seeded_inputs, to_f32};
+pub use inputs::{seeded_inputs, tabulate, to_f32};
 pub use plan::{NonFinite, memory_estimate};
 pub use real::{Real, Tensor};
 pub use round::round_to;

@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use ndarray::{Array2, ArrayD, Axis, Ix2, Slice};
+use ndarray::{Array2, ArrayD, Axis, Ix2, Slice, concatenate};
 
 use super::check::{CheckError, tensor};
 use crate::graph::{Value, retention_decay};
-use crate::layer::{Layer, Pass, ReadConvention};
+use crate::layer::{Layer, Pass, ReadConvention, Sequence};
 use crate::mechanisms::{
-    DeltaRuleInputs, DiagonalLowRankInputs, GatedOuterInputs, LayerGraph, MesaInputs, NORMALISER_EPSILON,
-    OuterDecay, Readout, Recurrence, SoftmaxInputs,
+    CachedSoftmaxInputs, DeltaRuleInputs, DiagonalLowRankInputs, GatedOuterInputs, LayerGraph, MesaInputs,
+    NORMALISER_EPSILON, OuterDecay, Readout, Recurrence, SoftmaxInputs,
 };
 use crate::numerics::reference::{self, Read};
 use crate::numerics::{Execution, Tensor};
@@ -59,10 +59,15 @@ pub(super) fn by_token(
                     }
                     Recurrence::DiagonalPlusLowRank(inputs) => diagonal_low_rank(inputs, &head, &initial)?,
                     Recurrence::Softmax(inputs) => {
-                        put(&mut output, head.at, 0, &softmax(inputs, layer, &head)?);
+                        let rows = softmax(inputs, layer, &head, entry)?;
+                        put(&mut output, head.at, part.as_ref().map_or(0, |p| p.start), &rows);
                         continue;
                     }
-                    Recurrence::Mesa(inputs) => mesa(inputs, &head)?,
+                    Recurrence::CachedSoftmax(inputs) => {
+                        put(&mut output, head.at, 0, &cached_softmax(inputs, layer, &head)?);
+                        continue;
+                    }
+                    Recurrence::Mesa(inputs) => mesa(inputs, &head, &initial)?,
                 };
                 put(
                     &mut output,
@@ -203,27 +208,79 @@ fn diagonal_low_rank(
     reference::diagonal_plus_low_rank(&operands, initial).map_err(misfit)
 }
 
-/// Softmax attention of one head; keys have their own number of padded rows.
-fn softmax(inputs: &SoftmaxInputs, layer: &Layer, head: &Head<'_>) -> Result<Array2<f64>, CheckError> {
-    let query = head.rows(inputs.query, "query")?;
-    let (key, value) = (head.rows(inputs.key, "key")?, head.rows(inputs.value, "value")?);
+/// Softmax attention of one head of the sequence `entry`; queries and keys have their own numbers of padded rows, which are computed like any other.
+fn softmax(
+    inputs: &SoftmaxInputs,
+    layer: &Layer,
+    head: &Head<'_>,
+    entry: usize,
+) -> Result<Array2<f64>, CheckError> {
+    let by_key = layer.key_blocks();
+    let (queries, keys, tokens) = if layer.sequences.is_empty() {
+        (head.clone(), head.clone(), layer.tokens)
+    } else {
+        let blocks = |layer: &Layer| {
+            let sequence = layer.packed_sequences().get(entry).copied();
+            let rows = |s: Sequence| s.row..s.row + s.tokens.next_multiple_of(layer.chunk);
+            Head {
+                part: sequence.map(rows),
+                ..head.clone()
+            }
+        };
+        let tokens = layer.sequences.get(entry).copied().unwrap_or_default();
+        (blocks(layer), blocks(&by_key), tokens)
+    };
+    let query = queries.rows(inputs.query, "query")?;
+    let (key, value) = (keys.rows(inputs.key, "key")?, keys.rows(inputs.value, "value")?);
     let valid = if layer.attention.causal {
         key.nrows()
     } else {
-        layer.tokens
+        tokens
     };
     let mask = reference::AttentionMask {
         causal: layer.attention.causal,
         window: layer.attention.window,
         keys: valid,
+        first: 0,
     };
-    reference::softmax_attention(&query, &key, &value, mask).map_err(|e| CheckError::Shape {
-        what: "attention",
-        problem: e.to_string(),
-    })
+    reference::softmax_attention(&query, &key, &value, mask).map_err(misfit)
 }
 
-fn mesa(inputs: &MesaInputs, head: &Head<'_>) -> Result<reference::Recurrence, CheckError> {
+/// Softmax attention of decoded tokens, one row each, to the cache of the first of them and to each other.
+fn cached_softmax(
+    inputs: &CachedSoftmaxInputs,
+    layer: &Layer,
+    head: &Head<'_>,
+) -> Result<Array2<f64>, CheckError> {
+    let query = head.rows(inputs.query, "query")?;
+    let (mut key, mut value) = (head.rows(inputs.key, "key")?, head.rows(inputs.value, "value")?);
+    let mut first = 0;
+    if let Some((keys, values)) = inputs.earlier {
+        let earlier = head.rows(keys, "cached keys")?;
+        first = earlier.nrows();
+        let after = |cached: Array2<f64>, own: Array2<f64>, what: &'static str| {
+            concatenate(Axis(0), &[cached.view(), own.view()]).map_err(|e| CheckError::Shape {
+                what,
+                problem: e.to_string(),
+            })
+        };
+        key = after(earlier, key, "cached keys")?;
+        value = after(head.rows(values, "cached values")?, value, "cached values")?;
+    }
+    let mask = reference::AttentionMask {
+        causal: true,
+        window: layer.attention.window,
+        keys: key.nrows(),
+        first,
+    };
+    reference::softmax_attention(&query, &key, &value, mask).map_err(misfit)
+}
+
+fn mesa(
+    inputs: &MesaInputs,
+    head: &Head<'_>,
+    initial: &Array2<f64>,
+) -> Result<reference::Recurrence, CheckError> {
     let query = head.rows(inputs.query, "query")?;
     let key = head.rows(inputs.key, "key")?;
     let value = head.rows(inputs.value, "value")?;
@@ -232,11 +289,10 @@ fn mesa(inputs: &MesaInputs, head: &Head<'_>) -> Result<reference::Recurrence, C
         Some(decay) => head.rows(decay, "log decay")?,
         None => Array2::zeros(step.raw_dim()),
     };
+    // A parameter: the same at every step of a decode.
     let lambda = head.rows(inputs.lambda, "lambda")?;
-    reference::mesa::mesa(&query, &key, &value, &step, &decay, &lambda).map_err(|e| CheckError::Shape {
-        what: "recurrence",
-        problem: e.to_string(),
-    })
+    let lambda = lambda.slice_axis(Axis(0), Slice::from(..1)).to_owned();
+    reference::mesa::mesa(&query, &key, &value, &step, &decay, &lambda, initial).map_err(misfit)
 }
 
 /// One head of core-layout tensors.

@@ -723,7 +723,10 @@ fn layer(
     let scores = if mechanism.uses("chunk") {
         0.0
     } else {
-        (batch * value_heads) as f64 * (tokens as f64).powi(2) * (key_dim + value_dim) as f64
+        // Absorbed queries of latent attention meet latents.
+        let channels = (key_dim + value_dim).max(2 * file.latent_rank.map_or(0, |rank| rank.0));
+        let seen = (tokens + context) as f64;
+        (batch * value_heads) as f64 * tokens as f64 * seen * channels as f64
     };
     let work = sizes.multiply_adds() + scores;
     if work > LARGEST_LAYER {
