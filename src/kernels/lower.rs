@@ -48,7 +48,7 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
             // A group of which a layer has one stage is called by that stage.
             let mut stages = ops.iter().map(|op| op.stage);
             let first = stages.next();
-            let only = first.filter(|stage| stages.all(|other| other == *stage));
+            let only = first.filter(|stage| group.first != group.last && stages.all(|other| other == *stage));
             Some(Kernel {
                 label: only.map_or_else(|| group.label(), |stage| stage.name().to_owned()),
                 title: only.map_or_else(|| group.title(), |stage| stage.title().to_owned()),
