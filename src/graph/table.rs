@@ -144,6 +144,32 @@ mod tests {
     }
 
     #[test]
+    fn a_packed_chunk_ends_with_its_tokens() {
+        // The second chunk of 70 tokens holds six.
+        let (of_tokens, of_chunks) = ([1, 8, 1, 65, 64, 1], [1, 8, 1, 2, 64, 1]);
+        for row in [0, 5, 40] {
+            let packed = Table::RetentionTailByTokens.value(&[0, 1, 0, 6, row, 0], &of_tokens);
+            let alone = Table::RetentionTail { tokens: 70 }.value(&[0, 1, 0, 1, row, 0], &of_chunks);
+            close(packed, alone);
+        }
+        let whole =
+            |tokens| Table::RetentionChunkByTokens.value(&[0, 0, 0, tokens, 0, 0], &[1, 8, 1, 65, 1, 1]);
+        close(whole(6), 0.968_75_f64.powi(6));
+        // A chunk of padding leaves the state as it is.
+        close(whole(0), 1.0);
+    }
+
+    #[test]
+    fn neighbours_of_an_autoregression_correlate_by_the_ratio() {
+        // The inverse of a covariance ratio^|i - j| is tridiagonal: (1 + ratio^2) inside, -ratio beside it, over 1 - ratio^2.
+        let a = |i: usize, j: usize| Table::Autoregression { ratio: 0.5 }.value(&[0, i, j], &[1, 9, 9]);
+        for j in 0..9 {
+            let product = (1.25 * a(4, j) - 0.5 * a(3, j) - 0.5 * a(5, j)) / 0.75;
+            close(product, if j == 4 { 1.0 } else { 0.0 });
+        }
+    }
+
+    #[test]
     fn rotary_wavelengths_span_the_base() {
         let cosine = |t, c| Table::RotaryCosine { base: 1e4, first: 0 }.value(&[t, 0, c], &[10, 1, 2]);
         close(cosine(3, 0), 3.0_f64.cos());
