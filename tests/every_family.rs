@@ -13,6 +13,7 @@ fn decode_steps_follow_the_recurrence() {
     let mechanisms = [
         "gla",
         "linear_attention",
+        "linear_attention, normaliser: true",
         "retnet",
         "mamba2",
         "deltanet",

@@ -12,6 +12,7 @@
 //! output is read from the state as computed, before it is rounded to its storage format. Stages: state read, prediction and
 //! update are op6, the readout after the update and the sum of the readout before it op7a.
 
+use super::gated_outer::normaliser_inverse;
 use super::gram::expand;
 use super::state::{decode_state, encode_state};
 use super::{Core, Recurrence};
@@ -63,6 +64,8 @@ pub(super) enum Beside {
     Nothing,
     /// `o = q S' + weight . input`; weight `[1, Hk, R, 1, 1, 1]`, input as the values.
     Skip(Value, Value),
+    /// Linear attention: `o = q S' / (q . z + eps)`, `z [B, Hk, 1, 1, 1, dk]` with the key of the token in it, f32.
+    Normaliser(Value),
     /// RWKV6: `o = q S + (q . u . x) v`, read before decay and update; `u [1, Hk, 1, 1, 1, dk]`.
     Bonus(Value),
 }
@@ -94,7 +97,7 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: TokenInputs, recurr
     let query = Key::new(b, "q", inputs.query, vectors);
     let bonus = match inputs.beside {
         Beside::Bonus(bonus) => Some(bonus),
-        Beside::Nothing | Beside::Skip(..) => None,
+        Beside::Nothing | Beside::Skip(..) | Beside::Normaliser(_) => None,
     };
     let early = layer.readout == Readout::BeforeUpdate || bonus.is_some();
     let (mut before, mut decayed) = (state, decayed);
@@ -152,6 +155,13 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: TokenInputs, recurr
             let (weight, input) = (row(b, "skip_weight", weight), row(b, "skip_input", input));
             let skipped = b.multiply("D x", input, weight);
             b.add("O + D x", o, skipped)
+        }
+        Beside::Normaliser(sum) => {
+            let sum = row(b, "z", sum);
+            let product = b.multiply("q . z terms", query.row, sum);
+            let divisor = b.sum_minor("q . z", product);
+            let inverse = normaliser_inverse(b, divisor);
+            b.multiply("O / q . z", o, inverse)
         }
         Beside::Nothing | Beside::Bonus(_) => o,
     };

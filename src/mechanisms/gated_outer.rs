@@ -103,7 +103,10 @@ pub(super) fn append(
     }
 }
 
-/// One token per sequence. The normaliser has no decode form: its sum of keys is a second state.
+/// Name of the sum of keys, as an output and as an input of a decode step.
+pub(super) const NORMALISER: &str = "normaliser";
+
+/// One token per sequence. The sum of keys of the normaliser is a second state.
 fn decode_token(b: &mut Builder, layer: &Layer, inputs: GatedOuterInputs) -> Core {
     let decay = match inputs.decay {
         OuterDecay::None => TokenDecay::None,
@@ -118,7 +121,15 @@ fn decode_token(b: &mut Builder, layer: &Layer, inputs: GatedOuterInputs) -> Cor
     let beside = match (inputs.bonus, inputs.readout) {
         (Some(bonus), _) => Beside::Bonus(bonus),
         (None, Readout::Skip { weight, input }) => Beside::Skip(weight, input),
-        (None, Readout::Plain | Readout::Normalised { .. }) => Beside::Nothing,
+        (None, Readout::Normalised { initial: Some(sum) }) => {
+            b.stage(Stage::StateScan);
+            let key = b.cast("K_f32", inputs.key, Dtype::F32);
+            let next = b.add("z'", sum, key);
+            b.output(NORMALISER, next);
+            Beside::Normaliser(next)
+        }
+        // A decode step has a given state.
+        (None, Readout::Plain | Readout::Normalised { initial: None }) => Beside::Nothing,
     };
     let token = TokenInputs {
         query: inputs.query,
@@ -307,7 +318,7 @@ fn readout(b: &mut Builder, layer: &Layer, inputs: GatedOuterInputs, o: Value, p
             } else {
                 sums_of_packed_chunks(b, layer, added, initial)
             };
-            b.output("normaliser", last);
+            b.output(NORMALISER, last);
             b.stage(Stage::Output);
             let q = b.cast("Q_f32", inputs.query, Dtype::F32);
             let past = b.multiply("q z", q, before);
@@ -315,11 +326,16 @@ fn readout(b: &mut Builder, layer: &Layer, inputs: GatedOuterInputs, o: Value, p
             let p = b.cast("P_f32", p, Dtype::F32);
             let own = b.sum_minor("P_sum", p);
             let sum = b.add("q . z", past, own);
-            let sum = b.map("q . z + eps", Function::AddConstant(NORMALISER_EPSILON), sum);
-            let inverse = b.map("1 / q . z", Function::Reciprocal, sum);
+            let inverse = normaliser_inverse(b, sum);
             b.multiply("O / q . z", o, inverse)
         }
     }
+}
+
+/// `1 / (q . z + eps)`.
+pub(super) fn normaliser_inverse(b: &mut Builder, sum: Value) -> Value {
+    let sum = b.map("q . z + eps", Function::AddConstant(NORMALISER_EPSILON), sum);
+    b.map("1 / q . z", Function::Reciprocal, sum)
 }
 
 /// `z` before every chunk and after the last one, from the sum of keys of each chunk.

@@ -55,7 +55,6 @@ pub mod fields {
         "neumann_steps",
         "sequences",
         "padded_rows",
-        "normaliser",
         "block_q",
         "causal",
     ];

@@ -176,10 +176,13 @@ fn gated_outer_product(
         }
         Readout::Normalised { initial } => {
             let start = match initial {
-                Some(initial) => head
-                    .state(entry)
-                    .rows(initial, "initial normaliser")?
-                    .reversed_axes(),
+                Some(initial) => {
+                    // Decoded tokens have one each; the recurrence starts from that of the first.
+                    let sums = head.state(entry).rows(initial, "initial normaliser")?;
+                    sums.slice_axis(Axis(0), Slice::from(..1))
+                        .to_owned()
+                        .reversed_axes()
+                }
                 None => Array2::zeros((dk, 1)),
             };
             // The sum of keys is the state of a head whose values are all one.

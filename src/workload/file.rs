@@ -550,15 +550,13 @@ fn layer(
         if !mechanism.uses(field) && document.node(&format!("layer.{field}")).is_some() {
             let message = format!("`{}` does not read `{field}`; remove the key", mechanism.name);
             errors.push(document.error_at_key(&format!("layer.{field}"), message));
-        } else if document.node(&format!("layer.{field}")).is_some() {
-            if unread(pass, field) {
-                let pass = match pass {
-                    Pass::Forward => "forward",
-                    Pass::Decode => "decode",
-                };
-                let message = format!("`pass: {pass}` does not read `{field}`; remove the key");
-                errors.push(document.error_at_key(&format!("layer.{field}"), message));
-            }
+        } else if document.node(&format!("layer.{field}")).is_some() && unread(pass, field) {
+            let pass = match pass {
+                Pass::Forward => "forward",
+                Pass::Decode => "decode",
+            };
+            let message = format!("`pass: {pass}` does not read `{field}`; remove the key");
+            errors.push(document.error_at_key(&format!("layer.{field}"), message));
         }
     }
     if pass == Pass::Decode && !mechanism.decodes() {
