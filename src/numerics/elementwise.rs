@@ -4,7 +4,7 @@ use ndarray::ArrayD;
 
 use super::pool::Pool;
 use super::real::{Real, Tensor};
-use super::sweep::{Finish, Outcome, Tally, elements, elements_mut, sweep};
+use super::sweep::{Finish, Outcome, Tally, elements, elements_mut, sweep, visit};
 use crate::graph::work::PerDtype;
 use crate::graph::{Function, Mask, Visibility, Work};
 
@@ -127,9 +127,20 @@ pub(super) fn zip<R: Real>(
     })
 }
 
-/// Rounding to the format of `finish`: one vector operation per element.
+/// Rounding to the format of `finish`: one vector operation per element. Where nothing is rounded the result shares the storage of `a`.
 pub(super) fn cast<R: Real>(pool: &mut Pool<R>, a: Tensor<R>, finish: Finish) -> Outcome<R> {
-    unary(pool, a, finish, VECTOR, |x| x)
+    if finish.round {
+        return unary(pool, a, finish, VECTOR, |x| x);
+    }
+    let tally = visit(elements(&a), |block| Tally {
+        count: block.len() as u64,
+        non_finite: finish.fails(block),
+    });
+    Outcome {
+        value: a,
+        work: VECTOR.work(finish, tally.count),
+        non_finite: tally.non_finite,
+    }
 }
 
 #[inline]

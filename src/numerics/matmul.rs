@@ -10,8 +10,11 @@ use crate::dtype::Dtype;
 use crate::graph::work::PerDtype;
 use crate::graph::{Precision, Work, matmul_dtype};
 
-/// Rows of the result that one task computes: enough to pay for packing the second operand again.
+/// Rows of the result that one task computes at least, to pay for packing the second operand again.
 const ROWS: usize = 256;
+
+/// Tasks that the rows of a tall product are cut into at most, whatever the number of threads.
+const STRIPS: usize = 16;
 
 /// Multiply-adds below which a product is not worth a second thread.
 const SERIAL: usize = 1 << 17;
@@ -88,17 +91,18 @@ pub(super) fn matmul<R: Real>(
 
     let mut out = pool.scratch(dims);
     let parallel = out.len() * k > SERIAL;
+    let strip = ROWS.max(m.div_ceil(STRIPS));
     let tally = blocks(elements_mut(&mut out), m * n, parallel, |i, matrix| {
         let a: Vec<ArrayView2<R>> = a.iter().map(|t| t.get(i)).collect();
         let b: Vec<ArrayView2<R>> = b.iter().map(|t| t.get(i)).collect();
-        blocks(matrix, ROWS * n, parallel && m > ROWS, |j, rows| {
+        blocks(matrix, strip * n, parallel && m > strip, |j, rows| {
             let height = rows.len() / n;
-            let first = j * ROWS;
+            let first = j * strip;
             let mut c = ArrayViewMut2::from_shape((height, n), &mut *rows).expect("whole rows");
             for (term, &(p, q)) in terms.iter().enumerate() {
-                let strip = a[p].slice_axis(Axis(0), Slice::from(first..first + height));
+                let part = a[p].slice_axis(Axis(0), Slice::from(first..first + height));
                 let keep = if term == 0 { R::zero() } else { R::one() };
-                general_mat_mul(R::one(), &strip, &b[q], keep, &mut c);
+                general_mat_mul(R::one(), &part, &b[q], keep, &mut c);
             }
             Tally {
                 count: 2 * (height * n * k) as u64,

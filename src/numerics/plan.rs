@@ -157,7 +157,7 @@ impl Marks {
 ///
 /// An upper estimate from the liveness of values alone: storage that is reused in place counts twice for that moment, reshapes
 /// share the storage of their operand, a transposed view counts as a copy, and the bf16 pieces of f32 operands are counted with
-/// their product. On top of it, the executor keeps at most 2^27 freed elements for reuse.
+/// their product.
 #[must_use]
 pub fn memory_estimate(graph: &Graph, bytes_per_element: u64) -> u64 {
     peak_elements(&Plan::new(graph, outputs(graph))).saturating_mul(bytes_per_element)

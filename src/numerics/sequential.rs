@@ -40,6 +40,9 @@ pub(super) fn causal_convolution<R: Real>(
                 0 => 0,
                 after => starts[after - 1],
             };
+            if width == 0 {
+                y.fill(R::zero());
+            }
             for j in 0..width {
                 let back = width - 1 - j;
                 let source = if start + back <= token {

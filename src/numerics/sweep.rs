@@ -70,6 +70,11 @@ impl Finish {
         if self.round {
             R::round_slice(self.dtype, block);
         }
+        self.fails(block)
+    }
+
+    /// Whether the block holds a value that counts as a failure.
+    pub(super) fn fails<R: Real>(self, block: &[R]) -> bool {
         if R::all_finite(block) {
             return false;
         }
@@ -110,6 +115,14 @@ where
             .map(|(i, block)| f(i, block))
             .fold(Tally::default(), Tally::merge)
     }
+}
+
+/// Calls `f` on consecutive blocks of elements that are only read.
+pub(super) fn visit<R: Real>(elements: &[R], f: impl Fn(&[R]) -> Tally + Sync + Send) -> Tally {
+    elements
+        .par_chunks(SERIAL)
+        .map(f)
+        .reduce(Tally::default, Tally::merge)
 }
 
 /// The elements of an array that the caller made in standard layout.
