@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use ndarray::{ArrayD, IxDyn};
 use rand::rngs::ChaCha8Rng;
 use rand::{Rng, SeedableRng};
 use rayon::prelude::*;
 
 use super::real::Tensor;
 use super::round::round_to;
-use super::sweep::{elements, elements_mut, zeros};
+use super::sweep::{elements, elements_mut};
 use crate::graph::{Graph, Init, NodeId, Op, Table, TensorType};
 
 /// Elements drawn by one task; even, because normals come in pairs.
@@ -44,7 +45,7 @@ fn narrow(tensor: &Tensor<f64>) -> Tensor<f32> {
     if !tensor.is_standard_layout() {
         return tensor.mapv(|x| x as f32).into_shared();
     }
-    let mut out = zeros::<f32>(tensor.shape());
+    let mut out = ArrayD::<f32>::zeros(tensor.raw_dim());
     let blocks = elements_mut(&mut out)
         .par_chunks_mut(BLOCK)
         .zip(elements(tensor).par_chunks(BLOCK));
@@ -56,7 +57,7 @@ fn narrow(tensor: &Tensor<f64>) -> Tensor<f32> {
 #[must_use]
 pub fn tabulate(ty: &TensorType, table: Table) -> Tensor<f64> {
     let dims = ty.shape.dims();
-    let mut out = zeros::<f64>(dims);
+    let mut out = ArrayD::<f64>::zeros(IxDyn(dims));
     elements_mut(&mut out)
         .par_chunks_mut(BLOCK)
         .enumerate()
@@ -75,7 +76,7 @@ pub fn tabulate(ty: &TensorType, table: Table) -> Tensor<f64> {
 }
 
 fn draw(ty: &TensorType, init: Init, seed: u64, stream: u64) -> Tensor<f64> {
-    let mut out = zeros::<f64>(ty.shape.dims());
+    let mut out = ArrayD::<f64>::zeros(IxDyn(ty.shape.dims()));
     elements_mut(&mut out)
         .par_chunks_mut(BLOCK)
         .enumerate()

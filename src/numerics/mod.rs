@@ -11,6 +11,7 @@ mod inputs;
 mod layout;
 mod matmul;
 mod plan;
+mod pool;
 mod real;
 mod reduce;
 pub mod reference;

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use ndarray::{Array2, ArrayD, Axis, Ix2, Slice, concatenate};
+use rayon::prelude::*;
 
 use super::check::{CheckError, tensor};
 use crate::graph::{Value, retention_decay};
@@ -40,48 +41,58 @@ pub(super) fn by_token(
             .map(|(i, s)| (0, Some(s.row..s.row + s.tokens), i))
             .collect()
     };
-    for (batch, part, entry) in sequences {
+    let mut heads = Vec::with_capacity(sequences.len() * o[1] * o[2]);
+    for (batch, part, entry) in &sequences {
         for key_head in 0..o[1] {
             for value_head in 0..o[2] {
                 let head = Head {
                     exact,
-                    at: [batch, key_head, value_head],
+                    at: [*batch, key_head, value_head],
                     part: part.clone(),
                 };
-                let initial = match built.core.initial_state {
-                    Some(initial) => head.state(entry).rows(initial, "initial state")?,
-                    None => Array2::zeros((key_rows, width)),
-                };
-                let result = match &built.core.recurrence {
-                    Recurrence::DeltaRule(inputs) => delta_rule(inputs, layer, &head, &initial)?,
-                    Recurrence::GatedOuterProduct(inputs) => {
-                        gated_outer_product(inputs, layer, &head, entry, &initial)?
-                    }
-                    Recurrence::DiagonalPlusLowRank(inputs) => diagonal_low_rank(inputs, &head, &initial)?,
-                    Recurrence::Softmax(inputs) => {
-                        let rows = softmax(inputs, layer, &head, entry)?;
-                        put(&mut output, head.at, part.as_ref().map_or(0, |p| p.start), &rows);
-                        continue;
-                    }
-                    Recurrence::CachedSoftmax(inputs) => {
-                        put(&mut output, head.at, 0, &cached_softmax(inputs, layer, &head)?);
-                        continue;
-                    }
-                    Recurrence::Mesa(inputs) => mesa(inputs, &head, &initial)?,
-                };
-                put(
-                    &mut output,
-                    head.at,
-                    part.as_ref().map_or(0, |p| p.start),
-                    &result.outputs,
-                );
-                if let Some(state) = &mut state {
-                    put(state, [entry, key_head, value_head], 0, &result.state);
-                }
+                heads.push((head, *entry));
+            }
+        }
+    }
+    // As many heads at a time as there are threads: the operands and results of a head are copies.
+    for group in heads.chunks(rayon::current_num_threads().max(1)) {
+        let results: Vec<_> = group
+            .par_iter()
+            .map(|(head, entry)| one_head(built, layer, head, *entry, (key_rows, width)))
+            .collect();
+        for ((head, entry), result) in group.iter().zip(results) {
+            let (outputs, last) = result?;
+            let start = head.part.as_ref().map_or(0, |p| p.start);
+            put(&mut output, head.at, start, &outputs);
+            if let (Some(state), Some(last)) = (&mut state, last) {
+                put(state, [*entry, head.at[1], head.at[2]], 0, &last);
             }
         }
     }
     Ok((output, state))
+}
+
+/// Outputs of one head and, where the mechanism has one, its final state of shape `dims`; `entry` is its sequence among the states.
+fn one_head(
+    built: &LayerGraph,
+    layer: &Layer,
+    head: &Head<'_>,
+    entry: usize,
+    dims: (usize, usize),
+) -> Result<(Array2<f64>, Option<Array2<f64>>), CheckError> {
+    let initial = match built.core.initial_state {
+        Some(initial) => head.state(entry).rows(initial, "initial state")?,
+        None => Array2::zeros(dims),
+    };
+    let result = match &built.core.recurrence {
+        Recurrence::DeltaRule(inputs) => delta_rule(inputs, layer, head, &initial)?,
+        Recurrence::GatedOuterProduct(inputs) => gated_outer_product(inputs, layer, head, entry, &initial)?,
+        Recurrence::DiagonalPlusLowRank(inputs) => diagonal_low_rank(inputs, head, &initial)?,
+        Recurrence::Softmax(inputs) => return Ok((softmax(inputs, layer, head, entry)?, None)),
+        Recurrence::CachedSoftmax(inputs) => return Ok((cached_softmax(inputs, layer, head)?, None)),
+        Recurrence::Mesa(inputs) => mesa(inputs, head, &initial)?,
+    };
+    Ok((result.outputs, Some(result.state)))
 }
 
 fn delta_rule(
