@@ -1,28 +1,123 @@
-//! Speed of the executor: matrix products beside the plain ndarray product of the same machine, and elementwise functions in bytes.
+//! Speed of the executor: whole layers and their cores beside the plain matrix product of the same machine, single operations beside each other.
+//!
+//! Items are FLOPs, so that `item/s` is FLOP/s.
 
 use std::collections::BTreeMap;
 
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
 use ndarray::Array2;
+use ndarray::linalg::general_mat_mul;
+use rayon::prelude::*;
 use tpusim::dtype::Dtype;
+use tpusim::graph::work::graph_work;
 use tpusim::graph::{Builder, Function, Graph, Init, Mask, NodeId, Precision, Role, Stage, Value};
+use tpusim::layer::{Layer, ReadConvention};
+use tpusim::mechanisms::{self, DeltaRuleInputs, Granularity};
 use tpusim::numerics::reference::{Read, delta_rule};
 use tpusim::numerics::{Arithmetic, Tensor, execute, seeded_inputs, to_f32};
+use tpusim::workload;
 
 fn main() {
     divan::main();
 }
 
-/// One operation on normal inputs of the given shapes.
-fn one(shapes: &[&[usize]], dtype: Dtype, op: impl FnOnce(&mut Builder, &[Value]) -> Value) -> Graph {
+/// The matrix product of the machine: one of 1024 x 1024 x 1024 per thread of the pool, side by side, in f32.
+#[divan::bench]
+fn plain_product(bencher: Bencher) {
+    const N: usize = 1024;
+    let threads = rayon::current_num_threads();
+    let (a, b) = (Array2::<f32>::ones((N, N)), Array2::<f32>::ones((N, N)));
+    let mut results = vec![Array2::<f32>::zeros((N, N)); threads];
+    bencher
+        .counter(ItemsCount::new(threads * 2 * N * N * N))
+        .bench_local(|| {
+            results
+                .par_iter_mut()
+                .for_each(|c| general_mat_mul(1.0, &a, &b, 0.0, c));
+        });
+}
+
+/// `exact` is f32 throughout; `declared` rounds to the formats of the workload and multiplies in its passes.
+#[divan::bench(args = ["kda", "sla_r4"], consts = [true, false], sample_count = 5, sample_size = 1)]
+fn layer<const EXACT: bool>(bencher: Bencher, name: &str) {
+    let layer = shipped(name);
+    let built = mechanisms::build(&layer).expect("a graph");
+    time_matrix(bencher, &built.graph, EXACT);
+}
+
+/// From queries, keys, values, log decays and step sizes to outputs: cumulative decay, Gram matrices, inverse, state, all heads.
+#[divan::bench(args = ["kda", "sla_r4"], consts = [true, false], sample_count = 5, sample_size = 1)]
+fn core<const EXACT: bool>(bencher: Bencher, name: &str) {
+    let layer = shipped(name);
+    let chunks = layer.tokens / layer.chunk;
+    let packed = layer.mechanism.packed;
+    let groups = match (layer.mechanism.granularity)(&layer) {
+        Granularity::None | Granularity::Scalar => 1,
+        Granularity::Tiles(tiles) => tiles,
+        Granularity::Channel => layer.key_dim,
+    };
+    let width = if packed {
+        layer.sharing() * layer.value_dim
+    } else {
+        layer.value_dim
+    };
+    let mut b = Builder::new(Stage::Gates);
+    let mut input = |name: &str, channels: usize, dtype: Dtype, init: Init| {
+        let shape = [layer.batch, layer.key_heads, 1, chunks, layer.chunk, channels];
+        b.input(name, shape, dtype, Role::Activation, init)
+    };
+    let std = (layer.key_dim as f64).sqrt().recip();
+    let query = input("q", layer.key_dim, layer.activations, Init::Normal { std });
+    let key = input("k", layer.key_dim, layer.activations, Init::Normal { std });
+    let value = input("v", width, layer.activations, Init::Normal { std: 1.0 });
+    let decay = Init::Uniform { low: -1.0, high: 0.0 };
+    let log_decay = input("l", groups, Dtype::F32, decay);
+    let step = input("beta", 1, Dtype::F32, Init::Uniform { low: 0.0, high: 1.0 });
+    let inputs = DeltaRuleInputs {
+        query,
+        write_key: key,
+        read_key: key,
+        value,
+        step: Some(step),
+        log_decay: Some(log_decay),
+        read: ReadConvention::Decayed,
+    };
+    mechanisms::delta_rule::append(&mut b, &layer, inputs);
+    time_matrix(bencher, &b.finish().expect("the shapes fit"), EXACT);
+}
+
+fn shipped(name: &str) -> Layer {
+    let (workload, _) = workload::load::<&str>(name, &[]).expect("a shipped workload");
+    workload.layer
+}
+
+fn time_matrix(bencher: Bencher, graph: &Graph, exact: bool) {
+    let arithmetic = if exact {
+        Arithmetic::Exact
+    } else {
+        Arithmetic::Declared
+    };
+    let inputs = inputs(graph);
+    let keep: Vec<Value> = graph.outputs().iter().map(|(_, value)| *value).collect();
+    bencher
+        .counter(ItemsCount::new(graph_work(graph).matrix_flops.total()))
+        .bench_local(|| execute(graph, &inputs, &keep, arithmetic).expect("a graph that executes"));
+}
+
+/// Times an operation stands in a graph: what an execution does once, such as checking its inputs, is paid once in so many.
+const REPEATS: usize = 8;
+
+/// One operation, several times, on normal inputs of the given shapes.
+fn one(shapes: &[&[usize]], dtype: Dtype, op: impl Fn(&mut Builder, &[Value]) -> Value) -> Graph {
     let mut builder = Builder::new(Stage::Gram);
     let inputs: Vec<Value> = shapes
         .iter()
         .map(|&shape| builder.input("x", shape, dtype, Role::Activation, Init::Normal { std: 0.1 }))
         .collect();
-    let y = op(&mut builder, &inputs);
-    builder.output("y", y);
+    for _ in 0..REPEATS {
+        op(&mut builder, &inputs);
+    }
     builder.finish().expect("the shapes fit")
 }
 
@@ -46,7 +141,7 @@ fn ndarray_product(bencher: Bencher, (m, n, k): (usize, usize, usize)) {
         .counter(ItemsCount::new(BATCH * 2 * m * n * k))
         .bench_local(|| {
             for _ in 0..BATCH {
-                ndarray::linalg::general_mat_mul(1.0, &a, &b, 0.0, &mut c);
+                general_mat_mul(1.0, &a, &b, 0.0, &mut c);
             }
         });
 }
@@ -56,7 +151,10 @@ fn batched_product(bencher: Bencher, (m, n, k): (usize, usize, usize)) {
     let graph = one(&[&[BATCH, m, k], &[BATCH, k, n]], Dtype::Bf16, |b, x| {
         b.matmul("y", x[0], x[1], Precision::Default)
     });
-    time(bencher.counter(ItemsCount::new(BATCH * 2 * m * n * k)), &graph);
+    time(
+        bencher.counter(ItemsCount::new(REPEATS * BATCH * 2 * m * n * k)),
+        &graph,
+    );
 }
 
 /// Items are FLOPs of the one product the three stand for.
@@ -65,7 +163,10 @@ fn three_pass_product(bencher: Bencher) {
     let graph = one(&[&[BATCH, 64, 64], &[BATCH, 64, 64]], Dtype::F32, |b, x| {
         b.matmul("y", x[0], x[1], Precision::High)
     });
-    time(bencher.counter(ItemsCount::new(BATCH * 2 * 64 * 64 * 64)), &graph);
+    time(
+        bencher.counter(ItemsCount::new(REPEATS * BATCH * 2 * 64 * 64 * 64)),
+        &graph,
+    );
 }
 
 #[divan::bench]
@@ -74,7 +175,7 @@ fn projection(bencher: Bencher) {
         b.matmul("y", x[0], x[1], Precision::Default)
     });
     time(
-        bencher.counter(ItemsCount::new(2 * 2048 * 1024 * 1024_usize)),
+        bencher.counter(ItemsCount::new(REPEATS * 2 * 2048 * 1024 * 1024)),
         &graph,
     );
 }
@@ -83,7 +184,7 @@ const ELEMENTS: usize = 1 << 23;
 
 fn elementwise(bencher: Bencher, operands: usize, graph: &Graph) {
     time(
-        bencher.counter(BytesCount::new((operands + 1) * ELEMENTS * 4)),
+        bencher.counter(BytesCount::new(REPEATS * (operands + 1) * ELEMENTS * 4)),
         graph,
     );
 }

@@ -332,6 +332,8 @@ pub struct Layer {
     pub sequences: Vec<usize>,
     /// Rows that packed sequences are padded to, where more than their whole chunks are allocated.
     pub padded_rows: Option<usize>,
+    /// Tokens of a sequence before the decoded one, in mechanisms to which positions matter; 0 elsewhere.
+    pub context: usize,
     /// Width of the residual stream.
     pub model_width: usize,
     /// Key (and query) heads.
@@ -508,14 +510,43 @@ impl Layer {
         keys + self.householder_steps * (keys + values)
     }
 
-    /// The layer over writes in place of tokens: a sequence and chunks `householder_steps` times as long.
+    /// The layer over writes in place of tokens: sequences and chunks `householder_steps` times as long.
     #[must_use]
     pub fn micro_steps(&self) -> Layer {
+        let writes = self.householder_steps;
         Layer {
-            tokens: self.householder_steps * self.tokens,
-            chunk: self.householder_steps * self.chunk,
+            tokens: writes * self.tokens,
+            chunk: writes * self.chunk,
+            sequences: self.sequences.iter().map(|n| writes * n).collect(),
+            padded_rows: self.padded_rows.map(|rows| writes * rows),
             ..self.clone()
         }
+    }
+
+    /// Recurrent states of a head: one per entry of the batch, or one per packed sequence.
+    #[must_use]
+    pub fn states(&self) -> usize {
+        self.batch * self.sequences.len().max(1)
+    }
+
+    /// Tokens of every chunk of an entry of the batch, padding excluded.
+    #[must_use]
+    pub fn tokens_of_chunks(&self) -> Vec<usize> {
+        let mut tokens = vec![0; self.chunks()];
+        for sequence in self.packed_sequences() {
+            let first = sequence.row / self.chunk;
+            let chunks = sequence.tokens.div_ceil(self.chunk);
+            for (i, chunk) in tokens.iter_mut().skip(first).take(chunks).enumerate() {
+                *chunk = (sequence.tokens - i * self.chunk).min(self.chunk);
+            }
+        }
+        tokens
+    }
+
+    /// Rows of a table with one row per position: those of the longest sequence.
+    #[must_use]
+    pub fn positions(&self) -> usize {
+        self.sequences.iter().copied().max().unwrap_or(self.tokens)
     }
 
     /// Whether the layer is softmax attention: it keeps keys and values instead of a state.
@@ -532,8 +563,25 @@ impl Layer {
             causal: attention.causal,
             window: attention.window,
             // A causal mask hides the padding of the keys from every real query.
-            keys: (!attention.causal).then_some(self.tokens),
+            keys: (!attention.causal).then_some(self.positions()),
         }
+    }
+
+    /// The layer in blocks of keys in place of blocks of queries: attention pads both for themselves.
+    #[must_use]
+    pub fn key_blocks(&self) -> Layer {
+        Layer {
+            chunk: self.attention.block_kv,
+            padded_rows: None,
+            ..self.clone()
+        }
+    }
+
+    /// Earlier tokens of which a decode step of attention reads keys and values: all of them, or those that a window leaves.
+    #[must_use]
+    pub fn cached_tokens(&self) -> usize {
+        let window = self.attention.window;
+        window.map_or(self.context, |window| self.context.min(window - 1))
     }
 
     /// How many of `channels` are rotated by position.
@@ -655,19 +703,27 @@ impl Layer {
 
     fn describe_attention(&self) -> String {
         let attention = &self.attention;
-        let mut parts = vec![format!(
-            "{} B={} T={} d={} {} query heads, {} key heads, keys of {}, values of {}, blocks {}x{}",
-            self.mechanism.name,
-            self.batch,
-            self.tokens,
-            self.model_width,
-            self.value_heads,
-            self.key_heads,
-            self.key_dim,
-            self.value_dim,
-            attention.block_q,
-            attention.block_kv,
-        )];
+        let shape = format!(
+            "d={} {} query heads, {} key heads, keys of {}, values of {}",
+            self.model_width, self.value_heads, self.key_heads, self.key_dim, self.value_dim,
+        );
+        let mut parts = match self.pass {
+            Pass::Forward => {
+                let packed = match self.sequences.len() {
+                    0 => String::new(),
+                    n => format!(" in {n} packed sequences of {} rows,", self.padded_tokens()),
+                };
+                let (name, batch, tokens) = (self.mechanism.name, self.batch, self.tokens);
+                let (block_q, block_kv) = (attention.block_q, attention.block_kv);
+                vec![format!(
+                    "{name} B={batch} T={tokens}{packed} {shape}, blocks {block_q}x{block_kv}"
+                )]
+            }
+            Pass::Decode => vec![format!(
+                "{} decode of {} sequences after {} tokens, {shape}, blocks of {} keys",
+                self.mechanism.name, self.batch, self.context, attention.block_kv,
+            )],
+        };
         parts.push(if attention.causal { "causal" } else { "not causal" }.to_owned());
         if let Some(window) = attention.window {
             parts.push(format!("window {window}"));

@@ -3,7 +3,7 @@
 use ndarray::{Axis, Slice};
 use std::collections::BTreeMap;
 use tpusim::graph::work::stage_work;
-use tpusim::graph::{NodeId, Stage};
+use tpusim::graph::{Init, NodeId, Op, Role, Stage};
 use tpusim::hardware;
 use tpusim::kernels::{Kernel, Plan, lower};
 use tpusim::layer::{Layer, Pass};
@@ -18,6 +18,24 @@ use tpusim::workload::{self, Workload};
 /// Far above f64 rounding of a few hundred tokens, far below any error of the formulas.
 const EXACT: f64 = 1e-10;
 const SHIPPED: [&str; 3] = ["kda_decode", "gdn_decode", "sla_r4_decode"];
+/// Mechanisms whose step is not that of the plain delta rule, with fields of theirs.
+const OTHERS: [(&str, &[&str]); 12] = [
+    ("retnet_decode", &[]),
+    ("rwkv6_decode", &[]),
+    ("rwkv7_decode", &[]),
+    ("deltaproduct_decode", &["layer.householder_steps=3"]),
+    ("preconditioned_delta_decode", &["layer.read=undecayed"]),
+    ("mesanet_decode", &[]),
+    ("mesanet_decode", &["layer.forgetting=none"]),
+    ("softmax_gqa_decode", &["layer.context=200"]),
+    (
+        "softmax_gqa_decode",
+        &["layer.window=60", "layer.ssmax=true", "layer.block_kv=32"],
+    ),
+    ("softmax_gqa_decode", &["layer.window=1", "layer.qk_norm=true"]),
+    ("mla_decode", &["layer.context=100", "layer.rotary=1"]),
+    ("mla_decode", &["layer.context=3", "layer.output_gate=full"]),
+];
 
 fn load(name: &str, fields: &[&str]) -> Workload {
     workload::load(name, fields)
@@ -69,6 +87,241 @@ fn steps_follow_the_recurrence() {
 }
 
 #[test]
+fn steps_of_every_mechanism_follow_their_recurrence() {
+    for (name, own) in OTHERS {
+        let layer = load(name, &[]).layer;
+        let attention = layer.is_attention();
+        let small: &[&str] = match name {
+            "mla_decode" => &[
+                "layer.key_dim=24",
+                "layer.latent_rank=20",
+                "layer.decoupled_dim=8",
+            ],
+            _ => &["layer.key_dim=32"],
+        };
+        let mut variants: Vec<Vec<String>> = Vec::new();
+        for state in ["f32", "bf16", "row_fp8"] {
+            for readout in ["after_update", "before_update"] {
+                for products in ["vector", "matrix"] {
+                    let mut fields = Vec::new();
+                    for (field, value) in [
+                        ("state", state),
+                        ("readout", readout),
+                        ("state_products", products),
+                    ] {
+                        if layer.mechanism.uses(field) {
+                            fields.push(format!("layer.{field}={value}"));
+                        }
+                    }
+                    if !variants.contains(&fields) {
+                        variants.push(fields);
+                    }
+                }
+            }
+        }
+        for variant in variants {
+            let mut fields: Vec<&str> = variant.iter().map(String::as_str).collect();
+            fields.extend(["layer.model_width=48", "layer.value_dim=16", "numeric.tokens=100"]);
+            fields.extend_from_slice(small);
+            fields.extend_from_slice(own);
+            let result = check(&load(name, &fields), Extent::Sample).expect("runs");
+            assert!(
+                result.exact_rel_error <= EXACT,
+                "{name} {fields:?}: {:e}",
+                result.exact_rel_error
+            );
+            assert_eq!(
+                (result.tokens, result.non_finite),
+                (100, None),
+                "{name} {fields:?}"
+            );
+            assert_eq!(result.state_rel_error.is_some(), !attention);
+        }
+    }
+}
+
+/// Rows of blocks `[B, heads, 1, N, block, channels]` one after the other: `[B, heads, 1, N block, channels]`.
+fn rows_of_blocks(blocks: &Tensor<f64>) -> Tensor<f64> {
+    let mut dims = blocks.shape().to_vec();
+    dims.splice(3..5, [dims[3] * dims[4]]);
+    let rows = blocks.as_standard_layout().to_owned();
+    rows.into_shape_with_order(dims)
+        .expect("rows of blocks")
+        .into_shared()
+}
+
+#[test]
+fn attention_steps_are_the_forward_pass() {
+    // Caches filled by the forward pass: the layer output of a step is that of its token there, and the appended row the token's own.
+    let tokens = 90;
+    let variants: [(&str, &str, &[&str]); 6] = [
+        ("softmax_gqa_decode", "softmax_gqa", &[]),
+        (
+            "softmax_gqa_decode",
+            "softmax_gqa",
+            &["layer.rotary=0.5", "layer.qk_norm=true", "layer.ssmax=true"],
+        ),
+        (
+            "softmax_gqa_decode",
+            "softmax_gqa",
+            &["layer.window=20", "layer.output_gate=full", "layer.ssmax=true"],
+        ),
+        ("mla_decode", "mla", &[]),
+        ("mla_decode", "mla", &["layer.rotary=1", "layer.ssmax=true"]),
+        (
+            "mla_decode",
+            "mla",
+            &["layer.output_gate=full", "layer.window=33", "layer.rotary=0.5"],
+        ),
+    ];
+    for (decode, forward, fields) in variants {
+        let mut all = vec![
+            "layer.model_width=48",
+            "layer.value_dim=16",
+            "layer.batch=2",
+            "layer.block_kv=32",
+        ];
+        all.extend_from_slice(fields);
+        all.extend(if forward == "mla" {
+            [
+                "layer.key_dim=24",
+                "layer.latent_rank=20",
+                "layer.decoupled_dim=8",
+            ]
+        } else {
+            ["layer.key_dim=32", "layer.key_heads=2", "layer.query_heads=6"]
+        });
+        let step = load(decode, &all).layer;
+        let whole = Layer {
+            tokens,
+            chunk: 32,
+            ..load(forward, &[&all[..], &["numeric.key_heads=1"]].concat()).layer
+        };
+        let prefill = build(&whole).expect("builds").graph;
+        let inputs = seeded_inputs(&prefill, 3);
+        let node = |name: &str| {
+            let found = prefill.nodes().find(|(_, node)| node.name == name);
+            tpusim::graph::Value {
+                node: found.unwrap_or_else(|| panic!("no `{name}`")).0,
+                port: 0,
+            }
+        };
+        let y = prefill.output("y").expect("an output");
+        let names = if forward == "mla" {
+            ["k_decoupled_turned", "latent_rounded"]
+        } else {
+            ["K", "V"]
+        };
+        let made = names.map(node);
+        let run = execute(&prefill, &inputs, &[y, made[0], made[1]], Arithmetic::Exact).expect("runs");
+        let caches: Vec<(&str, Tensor<f64>)> = if forward == "mla" {
+            let rows = made.map(|value| {
+                let rows = run.values[&value].clone();
+                let channels = *rows.shape().last().expect("channels");
+                let rows = rows.as_standard_layout().to_owned();
+                rows.into_shape_with_order(vec![2, 1, 1, tokens, channels])
+                    .expect("rows")
+            });
+            let both = ndarray::concatenate(Axis(4), &[rows[0].view(), rows[1].view()]).expect("a cache");
+            vec![("latent_cache", both.into_shared())]
+        } else {
+            let rows = made.map(|value| rows_of_blocks(&run.values[&value]));
+            ["k_cache", "v_cache"].into_iter().zip(rows).collect()
+        };
+        let x = prefill.inputs().find(|(_, node)| node.name == "x").expect("x").0;
+        for context in [1, 31, 32, 50, 89] {
+            let step = Layer {
+                context,
+                ..step.clone()
+            };
+            let graph = build(&step).expect("builds").graph;
+            let own = seeded_inputs(&graph, 3);
+            let at = |tensor: &Tensor<f64>, axis: usize, rows: std::ops::Range<usize>| {
+                tensor
+                    .slice_axis(Axis(axis), Slice::from(rows))
+                    .to_owned()
+                    .into_shared()
+            };
+            let mine: BTreeMap<NodeId, Tensor<f64>> = graph
+                .inputs()
+                .map(|(id, input)| {
+                    let cache = caches.iter().find(|(name, _)| *name == input.name);
+                    let tensor = match (&input.op, cache) {
+                        (_, Some((_, rows))) => at(rows, 3, context - step.cached_tokens()..context),
+                        (
+                            Op::Input {
+                                init: Init::Table(_), ..
+                            },
+                            None,
+                        ) => own[&id].clone(),
+                        _ if input.name == "x" => at(&inputs[&x], 1, context..context + 1),
+                        _ => {
+                            let from = prefill.inputs().find(|(_, node)| node.name == input.name);
+                            inputs[&from.expect("the same weight").0].clone()
+                        }
+                    };
+                    (id, tensor)
+                })
+                .collect();
+            let mut keep = vec![graph.output("y").expect("an output")];
+            keep.extend(caches.iter().map(|(name, _)| graph.output(name).expect("a row")));
+            let found = execute(&graph, &mine, &keep, Arithmetic::Exact).expect("runs");
+            let mut expected = vec![at(&run.values[&y], 1, context..context + 1)];
+            expected.extend(caches.iter().map(|(_, rows)| at(rows, 3, context..context + 1)));
+            for (value, expected) in keep.iter().zip(expected) {
+                let error = relative_error(&found.values[value], &expected.to_owned()).expect("same shape");
+                assert!(
+                    error.max <= EXACT,
+                    "{decode} {fields:?} after {context}: {:e}",
+                    error.max
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cache_is_read_once_and_one_row_is_written() {
+    // Keys and values: 2 nkv dh bf16 bytes per token; latent attention: rank + decoupled channels. FLOPs 2 (dk + dv) per key and query head.
+    let batch = 64_u64;
+    for (name, heads, channels, keys, values) in [
+        ("softmax_gqa_decode", 32_u64, 2 * 8 * 128_u64, 128_u64, 128_u64),
+        ("mla_decode", 32, 512 + 64, 576, 512),
+    ] {
+        for context in [511_u64, 8191, 262_143] {
+            let layer = load(name, &[&format!("layer.context={context}")]).layer;
+            assert_eq!(layer.cache_bytes_per_token(), 2 * channels);
+            for plan in ["unfused", "fused"] {
+                let kernels = kernels(&layer, plan);
+                let attention = kernels.iter().find(|k| k.label == "attention").expect("a kernel");
+                let caches: u64 = attention
+                    .reads
+                    .iter()
+                    .filter(|t| t.name.ends_with("_cache"))
+                    .map(|t| t.bytes)
+                    .sum();
+                assert_eq!(caches, 2 * batch * context * channels, "{name} {context} {plan}");
+                assert_eq!(attention.streaming().read_bytes(), attention.read_bytes());
+                let read = attention.read_bytes() - caches;
+                // The rows of the token itself and its queries.
+                assert_eq!(
+                    read,
+                    2 * batch * (channels + heads * keys),
+                    "{name} {context} {plan}"
+                );
+                // Whole blocks, so nothing is padded.
+                let flops = 2 * batch * heads * (context + 1) * (keys + values);
+                assert_eq!(attention.work.matrix_flops.total(), flops);
+                let rows = ["k_cache_own_rounded", "v_cache_row", "latent_cache_row"];
+                let written = kernels.iter().flat_map(|k| &k.writes);
+                let written = written.filter(|t| rows.contains(&t.name.as_str()));
+                assert_eq!(written.map(|t| t.bytes).sum::<u64>(), 2 * batch * channels);
+            }
+        }
+    }
+}
+
+#[test]
 fn steps_are_the_forward_pass_token_by_token() {
     // The same weights, from the first projection to the last, and the convolution state with it.
     let steps = 130;
@@ -76,6 +329,12 @@ fn steps_are_the_forward_pass_token_by_token() {
         ("kda_decode", "kda"),
         ("gdn_decode", "gdn"),
         ("sla_r4_decode", "sla_r4"),
+        ("retnet_decode", "retnet"),
+        ("rwkv6_decode", "rwkv6"),
+        ("rwkv7_decode", "rwkv7"),
+        ("deltaproduct_decode", "deltaproduct"),
+        ("preconditioned_delta_decode", "preconditioned_delta"),
+        ("mesanet_decode", "mesanet"),
     ] {
         let small = [
             "layer.model_width=64",
@@ -83,7 +342,10 @@ fn steps_are_the_forward_pass_token_by_token() {
             "layer.value_dim=16",
             "layer.batch=2",
         ];
-        let one = load(decode, &small).layer;
+        let one = Layer {
+            context: 0,
+            ..load(decode, &small).layer
+        };
         let whole = load(forward, &small).layer;
         let whole = Layer {
             tokens: steps,
@@ -91,6 +353,7 @@ fn steps_are_the_forward_pass_token_by_token() {
         };
         let (built, prefill) = (build(&one).expect("builds"), build(&whole).expect("builds"));
         let inputs = seeded_inputs(&prefill.graph, 3);
+        let own = seeded_inputs(&built.graph, 3);
         let by_name: BTreeMap<&str, NodeId> = prefill
             .graph
             .inputs()
@@ -101,6 +364,16 @@ fn steps_are_the_forward_pass_token_by_token() {
             .inputs()
             .map(|(id, node)| {
                 let tensor = match by_name.get(node.name.as_str()) {
+                    _ if matches!(
+                        node.op,
+                        Op::Input {
+                            init: Init::Table(_),
+                            role: Role::Weight
+                        }
+                    ) =>
+                    {
+                        own[&id].clone()
+                    }
                     Some(from) if node.name != "x" => inputs[from].clone(),
                     // A sequence starts with an empty state and nothing before its first token.
                     _ => ndarray::ArrayD::zeros(node.results[0].shape.dims()).into_shared(),
@@ -111,7 +384,7 @@ fn steps_are_the_forward_pass_token_by_token() {
         let tokens = &inputs[&by_name["x"]];
         assert_eq!(*tokens, seeded_tokens(&one, steps, 3).expect("drawn"));
         let keep = [built.core.output, built.core.final_state.expect("a state")];
-        let stepped = run_steps(&built, &mine, tokens, &keep, Arithmetic::Exact).expect("runs");
+        let stepped = run_steps(&one, &built, &mine, tokens, &keep, Arithmetic::Exact).expect("runs");
         let names = [prefill.core.output, prefill.core.final_state.expect("a state")];
         let reference = execute(&prefill.graph, &inputs, &names, Arithmetic::Exact).expect("runs");
         let chunks = &reference.values[&names[0]];
@@ -308,6 +581,28 @@ fn fields_of_the_other_pass_are_refused_in_their_place() {
             .expect_err("does not fit")
             .render();
         assert!(text.contains(message), "{field}: {text}");
+    }
+    for (name, field, message) in [
+        (
+            "softmax_gqa_decode",
+            "layer.block_q=64",
+            "`pass: decode` does not read `block_q`",
+        ),
+        (
+            "mla_decode",
+            "layer.causal=false",
+            "`pass: decode` does not read `causal`",
+        ),
+        ("mla_decode", "layer.context=0", "expected a whole number from 1"),
+        (
+            "softmax_gqa",
+            "layer.context=64",
+            "`pass: forward` does not read `context`",
+        ),
+        ("kda_decode", "layer.context=64", "`kda` does not read `context`"),
+    ] {
+        let text = workload::load(name, &[field]).expect_err("does not fit").render();
+        assert!(text.contains(message), "{name} {field}: {text}");
     }
     let layer = load("kda_decode", &["layer.tokens=1", "layer.chunk=1"]).layer;
     assert_eq!((layer.pass, layer.chunks()), (Pass::Decode, 1));

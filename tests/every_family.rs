@@ -13,6 +13,7 @@ fn decode_steps_follow_the_recurrence() {
     let mechanisms = [
         "gla",
         "linear_attention",
+        "linear_attention, normaliser: true",
         "retnet",
         "mamba2",
         "deltanet",
@@ -22,11 +23,20 @@ fn decode_steps_follow_the_recurrence() {
         "comba",
         "gdn",
         "kda",
+        "rwkv6",
+        "rwkv7",
+        "deltaproduct",
+        "preconditioned_delta",
     ];
     for mechanism in mechanisms {
+        let context = if mechanism == "retnet" {
+            "context: 300, "
+        } else {
+            ""
+        };
         for readout in ["after_update", "before_update"] {
             let text = format!(
-                "name: decode\nlayer: {{ mechanism: {mechanism}, batch: 4, model_width: 48, key_heads: 2, value_heads: 2, key_dim: 32, \
+                "name: decode\nlayer: {{ mechanism: {mechanism}, {context}batch: 4, model_width: 48, key_heads: 2, value_heads: 2, key_dim: 32, \
                  value_dim: 16, readout: {readout}, state_products: vector }}\nplans: [fused]\npass: decode\nhardware: [tpu-v7x]\n\
                  numeric: {{ tokens: 120, key_heads: 2, seed: 3 }}\n"
             );
@@ -60,6 +70,14 @@ fn packed_sequences_follow_the_recurrence_of_each() {
         "gdn",
         "kda",
         "sla_r4",
+        "retnet",
+        "rwkv6",
+        "rwkv7",
+        "deltaproduct",
+        "preconditioned_delta",
+        "mesanet",
+        "mesanet_ungated",
+        "spd_sla_w",
     ];
     for name in names {
         let fields = [

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ndarray::{Axis, Slice};
 use tpusim::config::Document;
-use tpusim::graph::{NodeId, Value};
+use tpusim::graph::{Init, NodeId, Op, Role, Value};
 use tpusim::hardware;
 use tpusim::kernels::{Plan, Program, lower};
 use tpusim::layer::Layer;
@@ -131,6 +131,183 @@ fn packed_sequences_are_the_sequences_alone() {
             }
         }
     }
+}
+
+/// A small packed layer of any mechanism, in blocks or chunks of 64 but for the key blocks.
+fn packed_any(name: &str, fields: &[&str]) -> Layer {
+    let (workload, _) = load(name, &[]);
+    let own: &[&str] = match name {
+        "softmax_gqa" => &[
+            "layer.query_heads=4",
+            "layer.key_heads=2",
+            "layer.key_dim=32",
+            "layer.block_q=64",
+            "layer.block_kv=48",
+        ],
+        "mla" => &[
+            "layer.key_heads=2",
+            "layer.key_dim=24",
+            "layer.latent_rank=20",
+            "layer.decoupled_dim=8",
+            "layer.block_q=64",
+            "layer.block_kv=48",
+        ],
+        "sla_r4" | "spd_sla_w" => &["layer.key_heads=1", "layer.value_heads=4", "layer.key_dim=32"],
+        _ => &["layer.key_heads=2", "layer.value_heads=2", "layer.key_dim=32"],
+    };
+    let heads = format!("numeric.key_heads={}", workload.numeric.key_heads.min(1));
+    let sequences = format!("layer.sequences={LENGTHS}");
+    let mut all = vec![
+        "layer.model_width=48",
+        "layer.value_dim=16",
+        "layer.tokens=366",
+        "numeric.tokens=366",
+        heads.as_str(),
+        sequences.as_str(),
+    ];
+    if !workload.layer.is_attention() {
+        all.extend(["layer.chunk=64", "program.heads=1", "layer.initial_state=given"]);
+    }
+    all.extend_from_slice(own);
+    all.extend_from_slice(fields);
+    load(name, &all).0.layer
+}
+
+#[test]
+fn every_mechanism_runs_its_sequences_as_if_alone() {
+    let variants: [(&str, &[&str]); 17] = [
+        ("linear_attention", &["layer.normaliser=true"]),
+        ("retnet", &[]),
+        ("gla", &[]),
+        ("mamba2", &[]),
+        ("rwkv6", &[]),
+        ("rwkv7", &["layer.state=row_fp8"]),
+        ("deltaproduct", &["layer.householder_steps=3", "layer.chunk=64"]),
+        ("preconditioned_delta", &["layer.padded_rows=768"]),
+        ("mesanet", &[]),
+        ("spd_sla_w", &["layer.whitening_refresh=2"]),
+        ("spd_sla_w", &["layer.padded_rows=768", "layer.whitening=cg30"]),
+        ("softmax_gqa", &["layer.padded_rows=768"]),
+        ("softmax_gqa", &["layer.causal=false", "layer.rotary=0.5"]),
+        ("softmax_gqa", &["layer.window=50", "layer.ssmax=true"]),
+        ("softmax_gqa", &["layer.qk_norm=true", "layer.output_gate=full"]),
+        ("mla", &["layer.rotary=1"]),
+        ("mla", &["layer.causal=false", "layer.block_kv=80"]),
+    ];
+    for (name, fields) in variants {
+        let layer = packed_any(name, fields);
+        let built = build(&layer).expect("builds");
+        let inputs = seeded_inputs(&built.graph, 5);
+        let names: Vec<&str> = ["y", "state"]
+            .into_iter()
+            .filter(|name| built.graph.output(name).is_some())
+            .collect();
+        let run = |graph: &tpusim::graph::Graph, inputs: &BTreeMap<NodeId, Tensor<f64>>| {
+            let keep: Vec<Value> = names
+                .iter()
+                .map(|n| graph.output(n).expect("an output"))
+                .collect();
+            let run = execute(graph, inputs, &keep, Arithmetic::Exact).expect("runs");
+            keep.iter().map(|v| run.values[v].clone()).collect::<Vec<_>>()
+        };
+        let whole = run(&built.graph, &inputs);
+        let mut start = 0;
+        for (i, &tokens) in layer.sequences.iter().enumerate() {
+            let alone = Layer {
+                tokens,
+                sequences: Vec::new(),
+                padded_rows: None,
+                ..layer.clone()
+            };
+            let alone = build(&alone).expect("builds");
+            let own = seeded_inputs(&alone.graph, 5);
+            let part = |tensor: &Tensor<f64>, axis, range: std::ops::Range<usize>| {
+                let part = tensor.slice_axis(Axis(axis), Slice::from(range));
+                part.to_owned().into_shared()
+            };
+            let mine = alone.graph.inputs().map(|(id, node)| {
+                let from = built.graph.inputs().find(|(_, other)| other.name == node.name);
+                let tensor = match (&node.op, from) {
+                    // Positions start anew and the end of a sequence is its own: tables are those of the sequence.
+                    (
+                        Op::Input {
+                            init: Init::Table(_),
+                            role: Role::Weight,
+                        },
+                        _,
+                    ) => own[&id].clone(),
+                    (
+                        Op::Input {
+                            role: Role::State, ..
+                        },
+                        Some((from, _)),
+                    ) => part(&inputs[&from], 0, i..i + 1),
+                    (_, Some((from, node))) if node.name == "x" => {
+                        part(&inputs[&from], 1, start..start + tokens)
+                    }
+                    (_, Some((from, _))) => inputs[&from].clone(),
+                    (_, None) => panic!("{name}: no input `{}` when packed", node.name),
+                };
+                (id, tensor)
+            });
+            let expected = run(&alone.graph, &mine.collect());
+            let found = [part(&whole[0], 1, start..start + tokens)]
+                .into_iter()
+                .chain(whole.get(1).map(|state| part(state, 0, i..i + 1)));
+            for (found, expected) in found.zip(&expected) {
+                let error = relative_error(&found, &expected.to_owned()).expect("same shape");
+                assert!(
+                    error.max <= EXACT,
+                    "{name} {fields:?} sequence {i}: {:e}",
+                    error.max
+                );
+            }
+            start += tokens;
+        }
+    }
+}
+
+#[test]
+fn packed_attention_follows_the_rows_of_each_sequence() {
+    for (name, fields) in [
+        ("softmax_gqa", &["layer.window=50"][..]),
+        ("softmax_gqa", &["layer.causal=false", "layer.padded_rows=768"]),
+        ("mla", &["layer.block_q=48", "layer.block_kv=64"]),
+    ] {
+        let layer = packed_any(name, fields);
+        let (workload, _) = load(name, &[]);
+        let result = check(&Workload { layer, ..workload }, Extent::Full).expect("runs");
+        assert!(
+            result.exact_rel_error <= EXACT,
+            "{name} {fields:?}: {:e}",
+            result.exact_rel_error
+        );
+        assert_eq!(result.non_finite, None);
+    }
+}
+
+#[test]
+fn packed_attention_costs_the_pairs_of_its_sequences() {
+    // Blocks of 512: a sequence of n blocks has n (n + 1) / 2 causal pairs, and none with another sequence.
+    let pairs = |fields: &[&str]| {
+        let layer = load("softmax_gqa", fields).0.layer;
+        let graph = build(&layer).expect("builds").graph;
+        let work = tpusim::graph::work::stage_work(&graph)[tpusim::graph::Stage::Attention as usize].1;
+        (
+            work.matrix_flops.total() / (4 * 128 * 512 * 512 * 32),
+            layer.padded_tokens(),
+        )
+    };
+    assert_eq!(pairs(&[]), (16 * 17 / 2, 8192));
+    let four = "layer.sequences=[2048, 2048, 2048, 2048]";
+    assert_eq!(pairs(&[four]), (4 * 4 * 5 / 2, 8192));
+    // One token more takes a block more.
+    let ragged = [
+        "layer.sequences=[1025, 511, 512]",
+        "layer.tokens=2048",
+        "numeric.tokens=64",
+    ];
+    assert_eq!(pairs(&ragged), (6 + 1 + 1, 1536 + 512 + 512));
 }
 
 #[test]

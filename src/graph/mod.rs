@@ -17,7 +17,7 @@ pub use build::{BuildError, Builder};
 pub use op::{
     Function, Init, Mask, Op, PairLoop, Precision, ReduceFunction, Role, RowRun, Scan, matmul_dtype,
 };
-pub use pairs::{BlockPairs, PairKind, Visibility};
+pub use pairs::{BlockPair, BlockPairs, PairKind, Visibility};
 pub use shape::{Shape, TensorType};
 pub use stage::Stage;
 pub use table::{Table, retention_decay};

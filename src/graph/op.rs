@@ -184,6 +184,8 @@ pub enum Role {
     Weight,
     /// State carried from earlier tokens.
     State,
+    /// Rows of earlier tokens along dimension 3; the output of the same name is the row that a decode step appends to them.
+    Cache,
     /// An operand of a scan body, fed by the scan.
     Body,
 }
@@ -223,18 +225,6 @@ pub enum Init {
     },
     /// Known before the layer runs, whatever the seed.
     Table(Table),
-    /// Position along the first dimension, counted from 1.
-    Position,
-    /// Cosine of the rotary angle `t base^(-c / n)` of row `t` (from 0) and column `c` of `[.., n]`.
-    RotaryCosine {
-        /// Base of the frequencies.
-        base: f64,
-    },
-    /// Sine of the same angle.
-    RotarySine {
-        /// Base of the frequencies.
-        base: f64,
-    },
 }
 
 /// Neighbouring rows that [`Op::GatherRows`] takes, or rows of zeros it inserts.
@@ -277,9 +267,9 @@ pub struct Scan {
 /// A loop over pairs of a row block and a column block instead of over one index.
 ///
 /// Carries hold every row block along `axis`; a trip reads and replaces the one of its row. Of the scanned operands the first `rows` are
-/// sliced by the row block, the others by the column block. The last input of the body is the origin `[2]` of the pair: its
-/// first row and its first column, exact below 2^24. Nothing is stacked.
-#[derive(Debug, Clone, Copy)]
+/// sliced by the row block, the others by the column block. The last input of the body is the origin `[2]` of the pair,
+/// [`super::BlockPair::origin`], exact below 2^24. Nothing is stacked.
+#[derive(Debug, Clone)]
 pub struct PairLoop {
     /// The pairs.
     pub blocks: BlockPairs,

@@ -1,6 +1,7 @@
 //! The pairs of a query block and a key block that attention visits.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -41,7 +42,7 @@ pub enum PairKind {
 }
 
 /// The visible pairs of one kind, as a rule rather than a list, so that a million tokens take no more space than a hundred.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockPairs {
     /// Query blocks.
     pub rows: usize,
@@ -55,9 +56,40 @@ pub struct BlockPairs {
     pub visibility: Visibility,
     /// Which of the visible pairs.
     pub kind: PairKind,
+    /// Tokens of sequences that stand one after the other, each in query blocks and key blocks of its own and seeing itself only. Empty where all blocks
+    /// belong to one sequence; blocks behind the last sequence are in no pair. The longest has `visibility.keys` keys, where those are bounded.
+    pub sequences: Arc<[usize]>,
 }
 
-impl BlockPairs {
+/// A pair that is visited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockPair {
+    /// Query block.
+    pub row: usize,
+    /// Key block.
+    pub column: usize,
+    /// Position of its first query and its first key, counted so that [`BlockPairs::visibility`] holds for them: from the start of their
+    /// sequence, or, where keys are bounded, so that every sequence ends at the bound.
+    pub origin: [usize; 2],
+}
+
+/// The blocks of one sequence.
+struct Part {
+    /// First query block and first key block.
+    first: [usize; 2],
+    /// Key blocks.
+    columns: usize,
+    /// Query blocks.
+    rows: usize,
+    block_q: usize,
+    block_kv: usize,
+    visibility: Visibility,
+    kind: PairKind,
+    /// What is added to positions.
+    shift: usize,
+}
+
+impl Part {
     /// Key blocks visited for query block `row`, as two runs (either may be empty).
     fn runs(&self, row: usize) -> [Range<usize>; 2] {
         let (bk, seen) = (self.block_kv, self.visibility);
@@ -93,23 +125,70 @@ impl BlockPairs {
         }
     }
 
-    /// Number of pairs.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        (0..self.rows)
-            .flat_map(|row| self.runs(row))
-            .map(|run| run.len())
-            .sum()
-    }
-
-    /// The pairs `(query block, key block)`, query block by query block.
-    pub fn iter(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
-        (0..self.rows).flat_map(|row| {
+    fn pairs(&self) -> impl Iterator<Item = BlockPair> + '_ {
+        let pair = |(row, column): (usize, usize)| BlockPair {
+            row: self.first[0] + row,
+            column: self.first[1] + column,
+            origin: [
+                row * self.block_q + self.shift,
+                column * self.block_kv + self.shift,
+            ],
+        };
+        let columns = |row| {
             self.runs(row)
                 .into_iter()
                 .flatten()
                 .map(move |column| (row, column))
-        })
+        };
+        (0..self.rows).flat_map(columns).map(pair)
+    }
+}
+
+impl BlockPairs {
+    fn parts(&self) -> impl Iterator<Item = Part> + '_ {
+        let part = |first, rows, columns, visibility, shift| Part {
+            first,
+            columns,
+            rows,
+            block_q: self.block_q,
+            block_kv: self.block_kv,
+            visibility,
+            kind: self.kind,
+            shift,
+        };
+        let whole = self
+            .sequences
+            .is_empty()
+            .then(|| part([0, 0], self.rows, self.columns, self.visibility, 0));
+        let mut first = [0, 0];
+        let packed = self.sequences.iter().map(move |&tokens| {
+            let blocks = [tokens.div_ceil(self.block_q), tokens.div_ceil(self.block_kv)];
+            let seen = Visibility {
+                keys: self.visibility.keys.map(|_| tokens),
+                ..self.visibility
+            };
+            let shift = self.visibility.keys.map_or(0, |keys| keys.saturating_sub(tokens));
+            let of_sequence = part(first, blocks[0], blocks[1], seen, shift);
+            first = [first[0] + blocks[0], first[1] + blocks[1]];
+            of_sequence
+        });
+        whole.into_iter().chain(packed)
+    }
+
+    /// Number of pairs.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.parts()
+            .map(|part| -> usize {
+                let runs = (0..part.rows).flat_map(|row| part.runs(row));
+                runs.map(|run| run.len()).sum()
+            })
+            .sum()
+    }
+
+    /// The pairs, sequence by sequence and query block by query block.
+    pub fn iter(&self) -> impl Iterator<Item = BlockPair> + '_ {
+        self.parts().flat_map(|part| part.pairs().collect::<Vec<_>>())
     }
 }
 
@@ -134,9 +213,10 @@ mod tests {
                                 block_kv,
                                 visibility,
                                 kind,
+                                sequences: Arc::from([]),
                             };
                             assert_eq!(pairs.count(), pairs.iter().count());
-                            pairs.iter().collect()
+                            pairs.iter().map(|pair| (pair.row, pair.column)).collect()
                         };
                         let (whole, partial) = (of(PairKind::Whole), of(PairKind::Partial));
                         for r in 0..rows {

@@ -48,7 +48,7 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
             // A group of which a layer has one stage is called by that stage.
             let mut stages = ops.iter().map(|op| op.stage);
             let first = stages.next();
-            let only = first.filter(|stage| stages.all(|other| other == *stage));
+            let only = first.filter(|stage| group.first != group.last && stages.all(|other| other == *stage));
             Some(Kernel {
                 label: only.map_or_else(|| group.label(), |stage| stage.name().to_owned()),
                 title: only.map_or_else(|| group.title(), |stage| stage.title().to_owned()),
@@ -90,30 +90,42 @@ fn descendants(graph: &Graph, from: NodeId) -> BTreeSet<NodeId> {
     seen
 }
 
-/// The value behind a chain of views.
-fn base(graph: &Graph, mut value: Value) -> Vec<Value> {
-    let mut pending = vec![];
-    let mut bases = vec![];
-    loop {
+/// The values behind a chain of views.
+fn base(graph: &Graph, value: Value) -> Vec<Value> {
+    sources(graph, value)
+        .into_iter()
+        .map(|(source, _)| source)
+        .collect()
+}
+
+/// The values behind a chain of views, each with the bytes of the narrowest view it is seen through.
+fn sources(graph: &Graph, value: Value) -> Vec<(Value, u64)> {
+    let mut pending = vec![(value, u64::MAX)];
+    let mut sources = vec![];
+    while let Some((value, seen)) = pending.pop() {
         let node = graph.node(value.node);
-        match node.op {
+        let seen = seen.min(graph.ty(value).bytes());
+        let view = match node.op {
             Op::Reshape
             | Op::Slice { .. }
             | Op::Pad { .. }
             | Op::GatherRows { .. }
-            | Op::Concatenate { .. } => {
-                pending.extend(graph.operands(value.node));
-            }
-            Op::Transpose { ref permutation } if keeps_minor(permutation) => {
-                pending.extend(graph.operands(value.node));
-            }
-            _ => bases.push(value),
-        }
-        match pending.pop() {
-            Some(next) => value = next,
-            None => return bases,
+            | Op::Concatenate { .. } => true,
+            Op::Transpose { ref permutation } => keeps_minor(permutation),
+            _ => false,
+        };
+        if view {
+            pending.extend(
+                graph
+                    .operands(value.node)
+                    .into_iter()
+                    .map(|operand| (operand, seen)),
+            );
+        } else {
+            sources.push((value, seen));
         }
     }
+    sources
 }
 
 fn keeps_minor(permutation: &[usize]) -> bool {
@@ -140,7 +152,7 @@ fn transfers(graph: &Graph, members: &BTreeSet<NodeId>) -> (Vec<Transfer>, Vec<T
             continue;
         }
         for (position, operand) in graph.operands(id).into_iter().enumerate() {
-            for source in base(graph, operand) {
+            for (source, seen) in sources(graph, operand) {
                 let source_inside = members.contains(&source.node);
                 if let (true, false, Some((scan, heads))) =
                     (inside, source_inside, column_operand(graph, id, position))
@@ -157,9 +169,7 @@ fn transfers(graph: &Graph, members: &BTreeSet<NodeId>) -> (Vec<Transfer>, Vec<T
                 }
                 let on_chip = matches!(graph.node(source.node).op, Op::Fill(_) | Op::Identity);
                 if inside && !source_inside && !on_chip {
-                    read.entry(source)
-                        .or_default()
-                        .insert(operand, graph.ty(operand).bytes());
+                    read.entry(source).or_default().insert(operand, seen);
                 }
                 if !inside && source_inside && !on_chip {
                     written.insert(source);
@@ -206,12 +216,17 @@ fn transfers(graph: &Graph, members: &BTreeSet<NodeId>) -> (Vec<Transfer>, Vec<T
     (reads, writes)
 }
 
-/// The loop over pairs of blocks behind node `id`, if operand `position` is sliced by its column block, and the heads of its carries.
+/// The loop over pairs of blocks behind node `id`, if operand `position` is sliced by its column block and a block may be read more than once, and the
+/// heads of its carries.
 fn column_operand(graph: &Graph, id: NodeId, position: usize) -> Option<(&Scan, u64)> {
     let node = graph.node(id);
     let Op::Scan(scan) = &node.op else { return None };
     let pairs = scan.pairs.as_ref()?;
-    (position >= scan.carries + pairs.rows).then(|| (&**scan, leading(&node.results[0].shape, scan.axis)))
+    let heads = leading(&node.results[0].shape, scan.axis);
+    // One block of queries per head of the keys meets every key block once: a stream like any other.
+    let own_heads = leading(&graph.ty(*graph.operands(id).get(position)?).shape, scan.axis);
+    let once = node.results[0].shape.dims()[scan.axis] == 1 && own_heads == heads;
+    (position >= scan.carries + pairs.rows && !once).then_some((&**scan, heads))
 }
 
 /// Product of the extents before `axis`.

@@ -178,10 +178,13 @@ impl Plan {
 
     /// A plan of a decode step by name.
     ///
-    /// `unfused`: a launch per stage. `fused`: ops 2 to 7a in one launch, so that the state crosses HBM once in each direction.
+    /// `unfused`: a launch per stage. `fused`: ops 2 to 7a in one launch, so that the state crosses HBM once in each direction. Softmax
+    /// attention is a launch of its own in both.
     #[must_use]
     pub fn decode(name: &str) -> Option<Plan> {
-        use Stage::{Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan};
+        use Stage::{
+            Attention, Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan,
+        };
         let span = |first, last, named| Group {
             first,
             last,
@@ -197,11 +200,13 @@ impl Plan {
                 span(Gates, Gates, Some("decay and step-size gates")),
                 span(StateScan, StateScan, Some("state update")),
                 span(Output, Output, Some("state readout")),
+                span(Attention, Attention, Some("attention to the cache")),
                 span(OutputNorm, OutputProjection, None),
             ],
             "fused" => vec![
                 span(Projections, Projections, None),
                 span(Convolution, Output, Some("convolution to output, one token")),
+                span(Attention, Attention, Some("attention to the cache")),
                 span(OutputNorm, OutputProjection, None),
             ],
             _ => return None,

@@ -5,10 +5,14 @@
 //! o = q S' (readout after the update) = q S~ + (q . x) u (before it)
 //! ```
 //!
+//! With several writes per token the state decays before the first and is read after the last. A diagonal plus low-rank transition adds `a^T (b S)` to
+//! the update and `(q . a) (b S)` to the readout before it.
+//!
 //! Both readouts compute the same value. The second needs nothing of the update, so it shares one pass over the state with the prediction. The
 //! output is read from the state as computed, before it is rounded to its storage format. Stages: state read, prediction and
 //! update are op6, the readout after the update and the sum of the readout before it op7a.
 
+use super::gated_outer::normaliser_inverse;
 use super::gram::expand;
 use super::state::{decode_state, encode_state};
 use super::{Core, Recurrence};
@@ -19,23 +23,25 @@ use crate::layer::{Layer, ReadConvention, Readout, StateFormat, StateProducts};
 /// Names of the stored state, as inputs and as outputs: the state or its FP8 codes, then the scales of the codes.
 const STATE: [&str; 2] = ["state", "state_scale"];
 
-/// One token in core layout, `N = C = 1`, of any family with a decayed state and outer-product updates.
+/// One token in core layout, `N = 1` and `C = n` writes, of any family with a decayed state and outer-product updates.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TokenInputs {
     /// Queries `[B, Hk, 1, 1, 1, dk]`, scaled.
     pub(super) query: Value,
-    /// Write keys `[B, Hk, 1, 1, 1, dk]`.
+    /// Write keys `[B, Hk, 1, 1, n, dk]`.
     pub(super) write_key: Value,
     /// Read keys without the step size, where the write is corrected by a prediction (delta rule).
     pub(super) read_key: Option<Value>,
-    /// Values without the step size `[B, Hk, R, 1, 1, width]`.
+    /// Values without the step size `[B, Hk, R, 1, n, width]`.
     pub(super) value: Value,
-    /// Step sizes `[B, Hk, R, 1, 1, 1]`, f32; 1 where absent.
+    /// Step sizes `[B, Hk, R, 1, n, 1]`, f32; 1 where absent.
     pub(super) step: Option<Value>,
-    /// Decay of the state.
+    /// Decay of the state before the first write.
     pub(super) decay: TokenDecay,
     /// The state a prediction is read from.
     pub(super) read: ReadConvention,
+    /// Diagonal plus low rank: `a` and `b` `[B, Hk, 1, 1, 1, dk]` of the transition `D S + a^T (b S)`.
+    pub(super) low_rank: Option<[Value; 2]>,
     /// What the output holds beside `q S'`.
     pub(super) beside: Beside,
 }
@@ -45,7 +51,7 @@ pub(super) struct TokenInputs {
 pub(super) enum TokenDecay {
     /// None.
     None,
-    /// Log decays `[B, Hk, R, 1, 1, g]`, f32.
+    /// Log decays `[B, Hk, R, 1, n, g]`, f32; those of later writes are zero and not read.
     Log(Value),
     /// Constant decays `[1, Hk, R, 1, 1, 1]`, f32, as factors of the state.
     Factor(Value),
@@ -58,6 +64,8 @@ pub(super) enum Beside {
     Nothing,
     /// `o = q S' + weight . input`; weight `[1, Hk, R, 1, 1, 1]`, input as the values.
     Skip(Value, Value),
+    /// Linear attention: `o = q S' / (q . z + eps)`, `z [B, Hk, 1, 1, 1, dk]` with the key of the token in it, f32.
+    Normaliser(Value),
     /// RWKV6: `o = q S + (q . u . x) v`, read before decay and update; `u [1, Hk, 1, 1, 1, dk]`.
     Bonus(Value),
 }
@@ -68,7 +76,8 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: TokenInputs, recurr
     let decay = match inputs.decay {
         TokenDecay::None => None,
         TokenDecay::Log(l) => {
-            let decay = b.exp("e^l", l);
+            let first = b.slice("l_first", l, 4, 0, 1);
+            let decay = b.exp("e^l", first);
             let decay = expand(b, "e^l", decay, layer.key_dim);
             Some(column(b, "e^l_rows", decay))
         }
@@ -86,58 +95,37 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: TokenInputs, recurr
     };
     let vectors = layer.state_products == StateProducts::Vector;
     let query = Key::new(b, "q", inputs.query, vectors);
-    let write = Key::new(b, "x", inputs.write_key, true);
-    let read = inputs.read_key.map(|key| {
-        if key == inputs.write_key {
-            write
-        } else {
-            Key::new(b, "r", key, vectors)
-        }
-    });
     let bonus = match inputs.beside {
         Beside::Bonus(bonus) => Some(bonus),
-        Beside::Nothing | Beside::Skip(..) => None,
+        Beside::Nothing | Beside::Skip(..) | Beside::Normaliser(_) => None,
     };
     let early = layer.readout == Readout::BeforeUpdate || bonus.is_some();
+    let (mut before, mut decayed) = (state, decayed);
+    let writes = b.dims(inputs.write_key)[4];
+    for i in 1..writes {
+        let earlier = Write::new(b, inputs, i - 1, vectors);
+        let written = earlier.append(b, layer, [before, decayed], None);
+        (before, decayed) = (written.next, written.next);
+    }
+    let last = Write::new(b, inputs, writes.saturating_sub(1), vectors);
     // With a bonus the output is read before the decay too.
-    let early_state = if bonus.is_some() { state } else { decayed };
-    let predicted = match inputs.read {
-        ReadConvention::Decayed => decayed,
-        ReadConvention::Undecayed => state,
-    };
-
-    // Everything that reads the state of before the update, in one pass where both read the same one.
-    let (prediction, early_read) = match (read, early) {
-        (Some(read), true) if predicted == early_state => {
-            let both = products(b, layer, "r S, q S", &[read, query], early_state);
-            (Some(both[0]), Some(both[1]))
-        }
-        (read, early) => (
-            read.map(|read| products(b, layer, "r S", &[read], predicted)[0]),
-            early.then(|| products(b, layer, "q S", &[query], early_state)[0]),
-        ),
-    };
-    let value = row(b, "v", inputs.value);
-    let error = match prediction {
-        Some(prediction) => b.subtract("v - r S", value, prediction),
-        None => value,
-    };
-    let u = match inputs.step {
-        Some(step) => {
-            let step = row(b, "beta", step);
-            b.multiply("u", error, step)
-        }
-        None => error,
-    };
-    let update = b.multiply("x^T u", write.column, u);
-    let next = b.add("S'", decayed, update);
-    let encoded = encode_state(b, layer.state, next);
+    let early_state = if bonus.is_some() { before } else { decayed };
+    let early = early.then_some((query, early_state));
+    let mut written = last.append(b, layer, [before, decayed], early);
+    let low_rank = inputs.low_rank.map(|[a, r]| {
+        let (a, r) = (Key::new(b, "a", a, true), Key::new(b, "b", r, vectors));
+        let read = products(b, layer, "b S", &[r], before)[0];
+        let update = b.multiply("a^T b S", a.column, read);
+        written.next = b.add("S' + a^T b S", written.next, update);
+        (a, read)
+    });
+    let encoded = encode_state(b, layer.state, written.next);
     for (name, &part) in STATE.iter().zip(&encoded) {
         b.output(name, part);
     }
 
     b.stage(Stage::Output);
-    let o = match early_read {
+    let o = match written.early_read {
         Some(early) => {
             let weighed = match bonus {
                 Some(bonus) => {
@@ -146,18 +134,34 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: TokenInputs, recurr
                 }
                 None => query.row,
             };
-            let product = b.multiply("q . x terms", weighed, write.row);
+            let product = b.multiply("q . x terms", weighed, last.key.row);
             let weight = b.sum_minor("q . x", product);
-            let own = b.multiply("(q . x) u", u, weight);
-            b.add("O", early, own)
+            let own = b.multiply("(q . x) u", written.u, weight);
+            let o = b.add("O", early, own);
+            match low_rank {
+                Some((a, read)) => {
+                    let product = b.multiply("q . a terms", query.row, a.row);
+                    let weight = b.sum_minor("q . a", product);
+                    let moved = b.multiply("(q . a) b S", read, weight);
+                    b.add("O + (q . a) b S", o, moved)
+                }
+                None => o,
+            }
         }
-        None => products(b, layer, "q S'", &[query], next)[0],
+        None => products(b, layer, "q S'", &[query], written.next)[0],
     };
     let o = match inputs.beside {
         Beside::Skip(weight, input) => {
             let (weight, input) = (row(b, "skip_weight", weight), row(b, "skip_input", input));
             let skipped = b.multiply("D x", input, weight);
             b.add("O + D x", o, skipped)
+        }
+        Beside::Normaliser(sum) => {
+            let sum = row(b, "z", sum);
+            let product = b.multiply("q . z terms", query.row, sum);
+            let divisor = b.sum_minor("q . z", product);
+            let inverse = normaliser_inverse(b, divisor);
+            b.multiply("O / q . z", o, inverse)
         }
         Beside::Nothing | Beside::Bonus(_) => o,
     };
@@ -178,6 +182,95 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: TokenInputs, recurr
         output: o,
         final_state: Some(encoded[0]),
         gram_exponent: None,
+    }
+}
+
+/// One write of a token.
+#[derive(Debug, Clone, Copy)]
+struct Write {
+    key: Key,
+    /// Where the write is corrected by a prediction.
+    read_key: Option<Key>,
+    value: Value,
+    step: Option<Value>,
+    read: ReadConvention,
+}
+
+/// What a write leaves.
+struct Written {
+    /// The state after it.
+    next: Value,
+    /// What was written along the key `[B, Hk, R, 1, width]`.
+    u: Value,
+    /// The query times the state of before, where it was asked for.
+    early_read: Option<Value>,
+}
+
+impl Write {
+    /// Write `i` of the token; `vectors` where the vector unit contracts with the state.
+    fn new(b: &mut Builder, inputs: TokenInputs, i: usize, vectors: bool) -> Self {
+        let part =
+            |b: &mut Builder, name: &str, value: Value| b.slice(&format!("{name}_write"), value, 4, i, 1);
+        let key = part(b, "x", inputs.write_key);
+        let key = Key::new(b, "x", key, true);
+        let read_key = inputs.read_key.map(|read| {
+            if read == inputs.write_key {
+                return key;
+            }
+            let read = part(b, "r", read);
+            Key::new(b, "r", read, vectors)
+        });
+        let value = part(b, "v", inputs.value);
+        let step = inputs.step.map(|step| part(b, "beta", step));
+        Write {
+            key,
+            read_key,
+            value,
+            step,
+            read: inputs.read,
+        }
+    }
+
+    /// Appends the write to the state `decayed`, `before` being the state before its decay; everything that reads the same one does so in one pass.
+    fn append(
+        self,
+        b: &mut Builder,
+        layer: &Layer,
+        [before, decayed]: [Value; 2],
+        early: Option<(Key, Value)>,
+    ) -> Written {
+        let predicted = match self.read {
+            ReadConvention::Decayed => decayed,
+            ReadConvention::Undecayed => before,
+        };
+        let (prediction, early_read) = match (self.read_key, early) {
+            (Some(read), Some((query, state))) if predicted == state => {
+                let both = products(b, layer, "r S, q S", &[read, query], state);
+                (Some(both[0]), Some(both[1]))
+            }
+            (read, early) => (
+                read.map(|read| products(b, layer, "r S", &[read], predicted)[0]),
+                early.map(|(query, state)| products(b, layer, "q S", &[query], state)[0]),
+            ),
+        };
+        let value = row(b, "v", self.value);
+        let error = match prediction {
+            Some(prediction) => b.subtract("v - r S", value, prediction),
+            None => value,
+        };
+        let u = match self.step {
+            Some(step) => {
+                let step = row(b, "beta", step);
+                b.multiply("u", error, step)
+            }
+            None => error,
+        };
+        let update = b.multiply("x^T u", self.key.column, u);
+        Written {
+            next: b.add("S'", decayed, update),
+            u,
+            early_read,
+        }
     }
 }
 
@@ -221,7 +314,7 @@ fn stored_state(b: &mut Builder, layer: &Layer, dims: &[usize]) -> Vec<Value> {
 }
 
 /// Core layout without the chunk dimension, in f32: `[B, Hk, R, 1, channels]`.
-fn row(b: &mut Builder, name: &str, value: Value) -> Value {
+pub(super) fn row(b: &mut Builder, name: &str, value: Value) -> Value {
     let mut dims = b.dims(value);
     dims.remove(3);
     let row = b.reshape(&format!("{name}_row"), value, dims);
@@ -243,16 +336,22 @@ fn column_of_row(b: &mut Builder, name: &str, row: Value) -> Value {
 
 /// A query or key of a token.
 #[derive(Debug, Clone, Copy)]
-struct Key {
+pub(super) struct Key {
     /// `[B, Hk, 1, 1, dk]`, f32.
-    row: Value,
+    pub(super) row: Value,
     /// `[B, Hk, 1, dk, 1]`, f32, where the vector unit needs it; the row elsewhere.
-    column: Value,
+    pub(super) column: Value,
 }
 
 impl Key {
-    fn new(b: &mut Builder, name: &str, value: Value, column: bool) -> Self {
+    /// From core layout `[B, Hk, 1, 1, 1, dk]`; `column` where it is needed as a column.
+    pub(super) fn new(b: &mut Builder, name: &str, value: Value, column: bool) -> Self {
         let row = row(b, name, value);
+        Key::of_row(b, name, row, column)
+    }
+
+    /// From a row in f32.
+    pub(super) fn of_row(b: &mut Builder, name: &str, row: Value, column: bool) -> Self {
         Key {
             row,
             column: if column {
@@ -265,7 +364,7 @@ impl Key {
 }
 
 /// Each of `keys` times `state [.., dk, width]` (f32), `[.., 1, width]`.
-fn products(b: &mut Builder, layer: &Layer, name: &str, keys: &[Key], state: Value) -> Vec<Value> {
+pub(super) fn products(b: &mut Builder, layer: &Layer, name: &str, keys: &[Key], state: Value) -> Vec<Value> {
     match layer.state_products {
         StateProducts::Vector => keys
             .iter()

@@ -52,6 +52,7 @@ pub fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
             step: inputs.step,
             decay: inputs.log_decay.map_or(TokenDecay::None, TokenDecay::Log),
             read: inputs.read,
+            low_rank: None,
             beside: Beside::Nothing,
         };
         return decode::append(b, layer, token, Recurrence::DeltaRule(inputs));
@@ -105,8 +106,13 @@ pub fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
     }));
     let value = b.dims(inputs.value);
     let shared = inputs.log_decay.map_or(1, |decay| b.dims(decay)[2]);
-    let sequences = value[0] * layer.sequences.len().max(1);
-    let state = [sequences, value[1], value[2].max(shared), layer.key_dim, value[5]];
+    let state = [
+        layer.states(),
+        value[1],
+        value[2].max(shared),
+        layer.key_dim,
+        value[5],
+    ];
     let (initial, initial_state) = initial_carry(b, layer, state);
     let (carries, stacks) = b.segmented_scan(
         "S",

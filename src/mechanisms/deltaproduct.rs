@@ -20,6 +20,8 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     granularity: |_| Granularity::Scalar,
     fields: &[
         fields::COMMON,
+        fields::PACKED,
+        fields::DECODE,
         fields::GRAM,
         fields::DECAY,
         fields::DELTA,

@@ -15,12 +15,13 @@
 //! costs `2C dk` more. The four Gram matrices share their exponentials: with pivots `dk (2 + C/16)` per token and head, where four
 //! Grams built in two pairs would take `2 dk (1 + C/16)`; the tails `e^Gx`, `e^G` and `e^(G_C - G)` take `3 dk`.
 
+use super::decode::{self, Beside, TokenDecay, TokenInputs};
 use super::gram::{self, Columns, Operands, Rows, expand, weighted};
 use super::state::{decode_state, encode_state, initial_carry, state_operand};
 use super::{Core, DiagonalLowRankInputs, Recurrence, append_inverse};
 use crate::dtype::Dtype;
-use crate::graph::{Builder, Mask, Precision, Stage};
-use crate::layer::Layer;
+use crate::graph::{Builder, Mask, Precision, Stage, Value};
+use crate::layer::{Layer, Pass, ReadConvention};
 
 /// Appends stages op3 (cumulative sum) to op7a and declares the outputs `o` and `state`; `largest_decay` is the largest `|l|` the gate allows.
 pub(super) fn append(
@@ -29,6 +30,21 @@ pub(super) fn append(
     inputs: DiagonalLowRankInputs,
     largest_decay: f64,
 ) -> Core {
+    if layer.pass == Pass::Decode {
+        let token = TokenInputs {
+            query: inputs.query,
+            write_key: inputs.key,
+            read_key: None,
+            value: inputs.value,
+            step: None,
+            decay: TokenDecay::Log(inputs.log_decay),
+            // The transition reads the state before its decay.
+            read: ReadConvention::Undecayed,
+            low_rank: Some([inputs.write, inputs.read]),
+            beside: Beside::Nothing,
+        };
+        return decode::append(b, layer, token, Recurrence::DiagonalPlusLowRank(inputs));
+    }
     let act = layer.activations;
     let value = inputs.value;
 
@@ -86,10 +102,10 @@ pub(super) fn append(
     // What the values add does not depend on the state.
     let updates = b.matmul_at("K^T V", k, value, Precision::Default);
     let added = b.dims(updates);
-    let state = [added[0], added[1], added[2], added[4], added[5]];
+    let state = [layer.states(), added[1], added[2], added[4], added[5]];
     let (initial, initial_state) = initial_carry(b, layer, state);
     let scanned = [t, rhs, read, a, chunk_decay, updates];
-    let (carries, stacks) = b.scan("S", 3, &initial, &scanned, &[], |body, carry, slice, _| {
+    let step = |body: &mut Builder, carry: &[Value], slice: &[Value], _: &[Value]| {
         let [t, rhs, read, a, decay, update] = [slice[0], slice[1], slice[2], slice[3], slice[4], slice[5]];
         let s = decode_state(body, layer.state, carry);
         let operand = state_operand(body, layer, s, carry);
@@ -107,7 +123,8 @@ pub(super) fn append(
         let mut stacks = vec![e];
         stacks.extend(carry);
         (encode_state(body, layer.state, next), stacks)
-    });
+    };
+    let (carries, stacks) = b.segmented_scan("S", 3, &layer.first_chunks(), &initial, &scanned, &[], step);
     let final_state = decode_state(b, layer.state, &carries);
     let final_state = b.cast("S_final", final_state, Dtype::F32);
 

@@ -11,11 +11,12 @@
 //! second one over those that are visible in part. Pairs without a visible element are in neither. The scale of the scores is folded into
 //! the queries. Source: arXiv 2205.14135, with the running rescale of arXiv 2307.08691.
 
-use super::layer::{token_layout, weight};
-use super::{Core, Recurrence, SoftmaxInputs};
+use super::layer::{by_position, core_layout, token_layout, weight};
+use super::{CachedSoftmaxInputs, Core, Recurrence, SoftmaxInputs};
 use crate::dtype::Dtype;
 use crate::graph::{
-    BlockPairs, Builder, Function, Init, PairKind, Precision, ReduceFunction, Role, Stage, Value,
+    BlockPairs, Builder, Function, Init, PairKind, Precision, ReduceFunction, Role, Stage, Table, Value,
+    Visibility,
 };
 use crate::layer::Layer;
 
@@ -26,8 +27,26 @@ const UNSEEN_SCORE: f64 = -2e30;
 
 /// Appends stage `attention` and declares the output `o`; inputs as in [`SoftmaxInputs`].
 pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: SoftmaxInputs) -> Core {
+    let o = attend(b, layer, inputs, layer.visibility());
+    b.output("o", o);
+    core(Recurrence::Softmax(inputs), inputs.value, o)
+}
+
+fn core(recurrence: Recurrence, value: Value, output: Value) -> Core {
+    Core {
+        recurrence,
+        value,
+        log_decay: None,
+        initial_state: None,
+        output,
+        final_state: None,
+        gram_exponent: None,
+    }
+}
+
+/// `O [B, Hk, R, N, block_q, dv]` in the format of the activations.
+fn attend(b: &mut Builder, layer: &Layer, inputs: SoftmaxInputs, visibility: Visibility) -> Value {
     b.stage(Stage::Attention);
-    let visibility = layer.visibility();
     let (query, value) = (b.dims(inputs.query), b.dims(inputs.value));
     let rows = |channels: usize| -> Vec<usize> { query[..5].iter().copied().chain([channels]).collect() };
     let mut carries = vec![
@@ -46,6 +65,7 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: SoftmaxInputs) -> C
             block_kv: value[4],
             visibility,
             kind,
+            sequences: layer.sequences.as_slice().into(),
         };
         if pairs.count() == 0 {
             continue;
@@ -84,37 +104,89 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: SoftmaxInputs) -> C
     let sum = b.map("l_nonzero", Function::NonZeroOr1, carries[1]);
     let inverse = b.map("1 / l", Function::Reciprocal, sum);
     let o = b.multiply("O", carries[2], inverse);
-    let o = b.cast("O_rounded", o, layer.activations);
-    b.output("o", o);
-    Core {
-        recurrence: Recurrence::Softmax(inputs),
-        value: inputs.value,
-        log_decay: None,
-        initial_state: None,
-        output: o,
-        final_state: None,
-        gram_exponent: None,
-    }
+    b.cast("O_rounded", o, layer.activations)
 }
 
 /// Brings `[B, T, heads, shared, channels]` (any grouping of the trailing extents) into blocks `[B, heads, shared, N, block, channels]`
-/// in the format of the activations, the last block padded with zeros.
+/// in the format of the activations, the last block of every sequence padded with zeros. Blocks are the chunks of `layer`.
 pub(super) fn blocks(
     b: &mut Builder,
     layer: &Layer,
     name: &str,
     tokens_first: Value,
     [heads, shared, channels]: [usize; 3],
-    block: usize,
 ) -> Value {
     let rounded = b.cast(&format!("{name}_rounded"), tokens_first, layer.activations);
-    let dims = [layer.batch, layer.tokens, heads, shared, channels];
-    let flat = b.reshape(&format!("{name}_flat"), rounded, dims);
-    let count = layer.tokens.div_ceil(block);
-    let padded = b.pad(&format!("{name}_padded"), flat, 1, count * block);
-    let dims = [layer.batch, count, block, heads, shared, channels];
-    let split = b.reshape(&format!("{name}_blocks"), padded, dims);
-    b.transpose(name, split, [0, 3, 4, 1, 2, 5])
+    core_layout(b, layer, name, rounded, heads, shared, channels)
+}
+
+/// Keys or values of the tokens that a decoded token sees.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cached {
+    /// Those of earlier tokens, read from HBM `[B, heads, 1, rows, channels]`; absent where a window leaves none.
+    pub(super) earlier: Option<Value>,
+    /// That of the token itself `[B, heads, 1, 1, 1, channels]`.
+    pub(super) own: Value,
+    /// Both in blocks `[B, heads, 1, M, block, channels]`, the last one padded with zeros.
+    pub(super) blocks: Value,
+}
+
+/// A cache called `name` and the row `own [B, 1, heads, channels]` that the token appends to it.
+pub(super) fn cached(b: &mut Builder, layer: &Layer, name: &str, own: Value) -> Cached {
+    let (rows, block) = (layer.cached_tokens(), layer.attention.block_kv);
+    let own = b.cast(&format!("{name}_own_rounded"), own, layer.activations);
+    let dims = b.dims(own);
+    let (heads, channels) = (dims[2], dims[3]);
+    let leading = |rest: &[usize]| -> Vec<usize> { [&[layer.batch, heads, 1], rest].concat() };
+    let row = b.reshape(&format!("{name}_row"), own, leading(&[1, channels]));
+    b.output(name, row);
+    let earlier = (rows > 0).then(|| {
+        let dims = leading(&[rows, channels]);
+        let init = Init::Normal { std: 1.0 };
+        b.input(name, dims, layer.activations, Role::Cache, init)
+    });
+    let seen: Vec<Value> = earlier.into_iter().chain([row]).collect();
+    let seen = b.concatenate(&format!("{name}_seen"), &seen, 3);
+    let count = (rows + 1).div_ceil(block);
+    let padded = b.pad(&format!("{name}_padded"), seen, 3, count * block);
+    let blocks = leading(&[count, block, channels]);
+    Cached {
+        earlier,
+        own: b.reshape(&format!("{name}_own"), row, leading(&[1, 1, channels])),
+        blocks: b.reshape(&format!("{name}_blocks"), padded, blocks),
+    }
+}
+
+/// Appends stage `attention` of a decode step and declares the output `o`: queries `[B, 1, Hk R, dk]`, the `R` of a key head being the rows of one block,
+/// so that a cache is read once.
+pub(super) fn append_token(b: &mut Builder, layer: &Layer, query: Value, key: Cached, value: Cached) -> Core {
+    let query = b.cast("Q_rounded", query, layer.activations);
+    let (queries, keys, values) = (b.dims(query), b.dims(key.own), b.dims(value.own));
+    let (heads, shared) = (keys[1], queries[2] / keys[1].max(1));
+    let per_head = |rows: [usize; 3], channels: usize| -> Vec<usize> {
+        [&[layer.batch, heads][..], &rows, &[channels]].concat()
+    };
+    let stacked = b.reshape("Q", query, per_head([1, 1, shared], keys[5]));
+    let everything = Visibility {
+        causal: false,
+        window: None,
+        keys: Some(layer.cached_tokens() + 1),
+    };
+    let inputs = SoftmaxInputs {
+        query: stacked,
+        key: key.blocks,
+        value: value.blocks,
+    };
+    let o = attend(b, layer, inputs, everything);
+    let o = b.reshape("O_core", o, per_head([shared, 1, 1], values[5]));
+    b.output("o", o);
+    let token = CachedSoftmaxInputs {
+        query: b.reshape("Q_core", query, per_head([shared, 1, 1], keys[5])),
+        earlier: key.earlier.zip(value.earlier),
+        key: key.own,
+        value: value.own,
+    };
+    core(Recurrence::CachedSoftmax(token), value.blocks, o)
 }
 
 /// Cosine and sine of the rotary angles, `[T, 1, n]` each, in f32: tables that are read.
@@ -129,12 +201,15 @@ pub(super) struct RotaryTables {
 impl RotaryTables {
     /// Tables for the first `channels` channels of a head; `None` for 0.
     pub(super) fn new(b: &mut Builder, layer: &Layer, channels: usize) -> Option<Self> {
-        let (pairs, base) = (channels / 2, layer.attention.rotary_base);
-        let mut table =
-            |name: &str, init| b.input(name, [layer.tokens, 1, pairs], Dtype::F32, Role::Weight, init);
+        let (pairs, base, first) = (channels / 2, layer.attention.rotary_base, layer.context);
+        let mut table = |name: &str, table| {
+            let dims = [layer.positions(), 1, pairs];
+            let table = b.input(name, dims, Dtype::F32, Role::Weight, Init::Table(table));
+            by_position(b, layer, &format!("{name}_by_token"), table)
+        };
         (pairs > 0).then(|| RotaryTables {
-            cosine: table("rotary_cosine", Init::RotaryCosine { base }),
-            sine: table("rotary_sine", Init::RotarySine { base }),
+            cosine: table("rotary_cosine", Table::RotaryCosine { base, first }),
+            sine: table("rotary_sine", Table::RotarySine { base, first }),
             pairs,
         })
     }
@@ -193,14 +268,18 @@ pub(super) fn scale_query(b: &mut Builder, layer: &Layer, query: Value) -> Value
     if !attention.ssmax {
         return b.scale("q_scaled", query, scale);
     }
+    // A query sees itself and what stands before it.
+    let table = Table::Position {
+        first: layer.context + 1,
+    };
     let positions = b.input(
         "positions",
-        [layer.tokens, 1, 1],
+        [layer.positions(), 1, 1],
         Dtype::F32,
         Role::Weight,
-        Init::Position,
+        Init::Table(table),
     );
-    let mut seen = positions;
+    let mut seen = by_position(b, layer, "positions_by_token", positions);
     if let Some(window) = attention.window {
         seen = b.map("n", Function::MinimumConstant(window as f64), seen);
     }

@@ -12,12 +12,16 @@
 //! sharing a Gram where the decay is one number per token; `2C (dk + dv) + 4 dk dv` where each key head has one value head.
 //! What a chunk adds to the state does not depend on the state, so the scan only decays and adds.
 
+use std::sync::Arc;
+
 use super::decode::{self, Beside, TokenDecay, TokenInputs};
 use super::gram::{self, Columns, Operands, Rows};
 use super::state::{decode_state, encode_state, initial_carry, state_operand};
 use super::{Core, GatedOuterInputs, OuterDecay, Readout, Recurrence};
 use crate::dtype::Dtype;
-use crate::graph::{Builder, Function, Init, Mask, Precision, ReduceFunction, Role, Stage, Table, Value};
+use crate::graph::{
+    Builder, Function, Init, Mask, Precision, ReduceFunction, Role, RowRun, Stage, Table, Value,
+};
 use crate::layer::{Layer, Pass, ReadConvention};
 
 /// What is added to `q . z` before the division (flash-linear-attention).
@@ -47,8 +51,7 @@ pub(super) fn append(
     let x = weighted(b, layer, "K . e^(G_C - G)", inputs.key, decays.tail);
     let updates = b.matmul_at("K^T V", x, inputs.value, Precision::Default);
     let added = b.dims(updates);
-    let sequences = added[0] * layer.sequences.len().max(1);
-    let state = [sequences, added[1], added[2], added[4], added[5]];
+    let state = [layer.states(), added[1], added[2], added[4], added[5]];
     let (initial, initial_state) = initial_carry(b, layer, state);
     let mut scanned = vec![updates];
     scanned.extend(decays.chunk);
@@ -80,7 +83,7 @@ pub(super) fn append(
     let inter = b.matmul("Q S0", q, operand, layer.state_precision);
     let intra = b.matmul("P V", p, inputs.value, Precision::Default);
     let o = b.add("O", inter, intra);
-    let o = readout(b, inputs, o, p);
+    let o = readout(b, layer, inputs, o, p);
     let o = b.cast("O_rounded", o, act);
     b.output("o", o);
     b.output("state", final_state);
@@ -100,7 +103,10 @@ pub(super) fn append(
     }
 }
 
-/// One token per sequence. The normaliser has no decode form: its sum of keys is a second state.
+/// Name of the sum of keys, as an output and as an input of a decode step.
+pub(super) const NORMALISER: &str = "normaliser";
+
+/// One token per sequence. The sum of keys of the normaliser is a second state.
 fn decode_token(b: &mut Builder, layer: &Layer, inputs: GatedOuterInputs) -> Core {
     let decay = match inputs.decay {
         OuterDecay::None => TokenDecay::None,
@@ -115,7 +121,15 @@ fn decode_token(b: &mut Builder, layer: &Layer, inputs: GatedOuterInputs) -> Cor
     let beside = match (inputs.bonus, inputs.readout) {
         (Some(bonus), _) => Beside::Bonus(bonus),
         (None, Readout::Skip { weight, input }) => Beside::Skip(weight, input),
-        (None, Readout::Plain | Readout::Normalised { .. }) => Beside::Nothing,
+        (None, Readout::Normalised { initial: Some(sum) }) => {
+            b.stage(Stage::StateScan);
+            let key = b.cast("K_f32", inputs.key, Dtype::F32);
+            let next = b.add("z'", sum, key);
+            b.output(NORMALISER, next);
+            Beside::Normaliser(next)
+        }
+        // A decode step has a given state.
+        (None, Readout::Plain | Readout::Normalised { initial: None }) => Beside::Nothing,
     };
     let token = TokenInputs {
         query: inputs.query,
@@ -125,6 +139,7 @@ fn decode_token(b: &mut Builder, layer: &Layer, inputs: GatedOuterInputs) -> Cor
         step: None,
         decay,
         read: ReadConvention::Decayed,
+        low_rank: None,
         beside,
     };
     decode::append(b, layer, token, Recurrence::GatedOuterProduct(inputs))
@@ -178,6 +193,9 @@ fn decays(b: &mut Builder, layer: &Layer, inputs: GatedOuterInputs) -> Decays {
 /// Powers of the constant decays: tables, so no exponential is left to the kernel. The last chunk decays by its own rows only.
 fn retention(b: &mut Builder, layer: &Layer) -> Decays {
     let (heads, shared, c, n) = (layer.key_heads, layer.sharing(), layer.chunk, layer.chunks());
+    if !layer.sequences.is_empty() {
+        return packed_retention(b, layer);
+    }
     let mut table = |name: &str, chunks: usize, rows: usize, columns: usize, table: Table| {
         let dims = [1, heads, shared, chunks, rows, columns];
         Some(b.input(name, dims, Dtype::F32, Role::Weight, Init::Table(table)))
@@ -201,6 +219,32 @@ fn retention(b: &mut Builder, layer: &Layer) -> Decays {
             Table::RetentionTail { tokens: length },
         ),
         chunk: table("gamma^C", n, 1, 1, Table::RetentionChunk { tokens, chunk: c }),
+    }
+}
+
+/// Powers of the constant decays where every sequence ends with a chunk of its own length: rows of tables over the tokens of a chunk.
+fn packed_retention(b: &mut Builder, layer: &Layer) -> Decays {
+    let (heads, shared, c) = (layer.key_heads, layer.sharing(), layer.chunk);
+    let runs: Arc<[RowRun]> = layer
+        .tokens_of_chunks()
+        .into_iter()
+        .map(|tokens| RowRun {
+            from: Some(tokens),
+            rows: 1,
+        })
+        .collect();
+    let table = |b: &mut Builder, name: &str, [entries, rows, columns]: [usize; 3], table: Table| {
+        let dims = [1, heads, shared, entries, rows, columns];
+        b.input(name, dims, Dtype::F32, Role::Weight, Init::Table(table))
+    };
+    let tail = table(b, "gamma^(n-j)", [c + 1, c, 1], Table::RetentionTailByTokens);
+    let chunk = table(b, "gamma^n", [c + 1, 1, 1], Table::RetentionChunkByTokens);
+    Decays {
+        cumulative: None,
+        mask: Some(table(b, "gamma^(i-j)", [1, c, c], Table::RetentionMask)),
+        head: Some(table(b, "gamma^i", [1, c, 1], Table::RetentionHead)),
+        tail: Some(b.gather_rows("gamma^(C-j)", tail, 3, &runs)),
+        chunk: Some(b.gather_rows("gamma^C", chunk, 3, &runs)),
     }
 }
 
@@ -256,7 +300,7 @@ fn weighted(b: &mut Builder, layer: &Layer, name: &str, value: Value, factor: Op
     }
 }
 
-fn readout(b: &mut Builder, inputs: GatedOuterInputs, o: Value, p: Value) -> Value {
+fn readout(b: &mut Builder, layer: &Layer, inputs: GatedOuterInputs, o: Value, p: Value) -> Value {
     match inputs.readout {
         Readout::Plain => o,
         Readout::Skip { weight, input } => {
@@ -269,14 +313,12 @@ fn readout(b: &mut Builder, inputs: GatedOuterInputs, o: Value, p: Value) -> Val
             b.stage(Stage::StateScan);
             let k = b.cast("K_f32", inputs.key, Dtype::F32);
             let added = b.reduce("K_sum", ReduceFunction::Sum, k, 4);
-            let mut through = b.cumulative_sum("z_through", added, 3);
-            if let Some(initial) = initial {
-                through = b.add("z", through, initial);
-            }
-            let before = b.subtract("z_before", through, added);
-            let chunks = b.dims(through)[3];
-            let last = b.slice("z_final", through, 3, chunks - 1, 1);
-            b.output("normaliser", last);
+            let (before, last) = if layer.sequences.is_empty() {
+                sums_of_chunks(b, added, initial)
+            } else {
+                sums_of_packed_chunks(b, layer, added, initial)
+            };
+            b.output(NORMALISER, last);
             b.stage(Stage::Output);
             let q = b.cast("Q_f32", inputs.query, Dtype::F32);
             let past = b.multiply("q z", q, before);
@@ -284,9 +326,50 @@ fn readout(b: &mut Builder, inputs: GatedOuterInputs, o: Value, p: Value) -> Val
             let p = b.cast("P_f32", p, Dtype::F32);
             let own = b.sum_minor("P_sum", p);
             let sum = b.add("q . z", past, own);
-            let sum = b.map("q . z + eps", Function::AddConstant(NORMALISER_EPSILON), sum);
-            let inverse = b.map("1 / q . z", Function::Reciprocal, sum);
+            let inverse = normaliser_inverse(b, sum);
             b.multiply("O / q . z", o, inverse)
         }
     }
+}
+
+/// `1 / (q . z + eps)`.
+pub(super) fn normaliser_inverse(b: &mut Builder, sum: Value) -> Value {
+    let sum = b.map("q . z + eps", Function::AddConstant(NORMALISER_EPSILON), sum);
+    b.map("1 / q . z", Function::Reciprocal, sum)
+}
+
+/// `z` before every chunk and after the last one, from the sum of keys of each chunk.
+fn sums_of_chunks(b: &mut Builder, added: Value, initial: Option<Value>) -> (Value, Value) {
+    let mut through = b.cumulative_sum("z_through", added, 3);
+    if let Some(initial) = initial {
+        through = b.add("z", through, initial);
+    }
+    let before = b.subtract("z_before", through, added);
+    let chunks = b.dims(through)[3];
+    (before, b.slice("z_final", through, 3, chunks - 1, 1))
+}
+
+/// [`sums_of_chunks`] where every sequence starts with a sum of its own.
+fn sums_of_packed_chunks(
+    b: &mut Builder,
+    layer: &Layer,
+    added: Value,
+    initial: Option<Value>,
+) -> (Value, Value) {
+    let dims = [layer.states(), layer.key_heads, 1, 1, layer.key_dim];
+    let start = match initial {
+        Some(initial) => b.reshape("z_0_rows", initial, dims),
+        None => b.fill("z_0", dims, Dtype::F32, 0.0),
+    };
+    let (last, before) = b.segmented_scan(
+        "z",
+        3,
+        &layer.first_chunks(),
+        &[start],
+        &[added],
+        &[],
+        |body, carry, slice, _| (vec![body.add("z'", carry[0], slice[0])], vec![carry[0]]),
+    );
+    let dims = [dims[0], dims[1], 1, 1, 1, dims[4]];
+    (before[0], b.reshape("z_final", last[0], dims))
 }

@@ -41,18 +41,34 @@ pub fn log_decay(
     per_group: usize,
     init: GateInit,
 ) -> Value {
+    named_log_decay(b, layer, "decay", raw, [groups, per_group], init)
+}
+
+/// [`log_decay`] of a mechanism with a second one, which gives its parameters their `name`.
+pub(super) fn named_log_decay(
+    b: &mut Builder,
+    layer: &Layer,
+    name: &str,
+    raw: Value,
+    [groups, per_group]: [usize; 2],
+    init: GateInit,
+) -> Value {
+    let rate_name = match name {
+        "decay" => "A_log".to_owned(),
+        other => format!("A_log_{other}"),
+    };
     b.stage(Stage::Gates);
     let shape = [layer.batch, layer.tokens, groups, per_group];
     let raw = b.reshape("decay_raw", raw, shape);
     let bias = b.input(
-        "decay_bias",
+        &format!("{name}_bias"),
         [groups, per_group],
         Dtype::F32,
         Role::Weight,
         init.bias,
     );
     let shifted = b.add("decay_shifted", raw, bias);
-    let a_log = b.input("A_log", [groups, 1], Dtype::F32, Role::Weight, init.rate);
+    let a_log = b.input(&rate_name, [groups, 1], Dtype::F32, Role::Weight, init.rate);
     let rate = b.exp("decay_rate", a_log);
     let decay = match layer.decay_gate {
         DecayGate::Softplus => {

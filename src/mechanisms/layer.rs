@@ -1,7 +1,7 @@
 //! What every linear-attention layer shares: projections, causal convolution with query/key norm, output norm and projection.
 
 use crate::dtype::Dtype;
-use crate::graph::{Builder, Function, Init, Precision, Role, Stage, Value};
+use crate::graph::{Builder, Function, Init, Precision, Role, RowRun, Stage, Value};
 use crate::layer::{Layer, OutputGate, Pass};
 
 /// Epsilon of the query/key L2 norm (flash-linear-attention and Tokamax use 1e-6).
@@ -256,6 +256,15 @@ pub fn core_layout(
         [layer.batch, layer.chunks(), layer.chunk, heads, shared, channels],
     );
     b.transpose(name, chunks, [0, 3, 4, 1, 2, 5])
+}
+
+/// Rows of a table `[positions, ..]` by token: every sequence counts its positions from the first row.
+pub(super) fn by_position(b: &mut Builder, layer: &Layer, name: &str, table: Value) -> Value {
+    if layer.sequences.is_empty() {
+        return table;
+    }
+    let runs = layer.sequences.iter().map(|&rows| RowRun { from: Some(0), rows });
+    b.gather_rows(name, table, 0, &runs.collect())
 }
 
 /// Brings the core output back to `[B, T, Hv, dv]`.

@@ -8,7 +8,7 @@ use super::layer::{chunked, output, projections, split};
 use super::{Core, Defaults, GatedOuterInputs, Granularity, Mechanism, OuterDecay, Readout, fields};
 use crate::dtype::Dtype;
 use crate::graph::{Builder, Function, Init, Role, Stage, Value};
-use crate::layer::{DecayGate, FeatureMap, InitialState, InverseVariant, Layer, OutputGate};
+use crate::layer::{DecayGate, FeatureMap, InitialState, InverseVariant, Layer, OutputGate, Pass};
 
 pub(super) const MECHANISM: Mechanism = Mechanism {
     name: "linear_attention",
@@ -46,10 +46,14 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
 
     let readout = if layer.normaliser {
         let initial = (layer.initial_state == InitialState::Given).then(|| {
-            let dims = [layer.batch, layer.key_heads, 1, 1, 1, layer.key_dim];
+            let dims = [layer.states(), layer.key_heads, 1, 1, 1, layer.key_dim];
             // A sum of features is positive.
             let init = Init::Uniform { low: 0.5, high: 1.5 };
-            b.input("z_0", dims, Dtype::F32, Role::State, init)
+            let name = match layer.pass {
+                Pass::Forward => "z_0",
+                Pass::Decode => gated_outer::NORMALISER,
+            };
+            b.input(name, dims, Dtype::F32, Role::State, init)
         });
         Readout::Normalised { initial }
     } else {

@@ -15,14 +15,20 @@
 //! The states need keys and values only, so the scan over chunks carries them alone and the solves of all chunks are independent (as in
 //! flash-linear-attention). Everything from the gates on is f32: the iteration does not converge with operands rounded to bf16.
 //!
+//! A decode step updates both states and solves for one row with `H` itself as the operator, from zero. (Published kernels start from the query divided by
+//! the diagonal.)
+//!
 //! `H` belongs to the key head, so value heads that share one share its solve; their values lie side by side.
 
 use super::conjugate_gradient;
+use super::decode::{self, Key};
 use super::layer::{convolution, core_layout, output, project, projections};
 use super::{Core, Defaults, Granularity, Mechanism, MesaInputs, Recurrence, fields};
 use crate::dtype::Dtype;
-use crate::graph::{Builder, Function, Init, Mask, Precision, Role, Stage, Value};
-use crate::layer::{DecayGate, Forgetting, InverseVariant, Layer, OutputGate};
+use crate::graph::{Builder, Function, Init, Mask, Precision, Role, Stage, Table, Value};
+use crate::layer::{
+    DecayGate, Forgetting, InitialState, InverseVariant, Layer, OutputGate, Pass, StateProducts,
+};
 
 pub(super) const MECHANISM: Mechanism = Mechanism {
     name: "mesanet",
@@ -30,7 +36,7 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     source: "arXiv 2506.05233",
     packed: true,
     granularity: |_| Granularity::Scalar,
-    fields: &[fields::MESA],
+    fields: &[fields::MESA, fields::PACKED, &["state_products"]],
     defaults: Defaults {
         inverse: InverseVariant::RowSubstitution,
         decay_gate: DecayGate::Softplus,
@@ -114,8 +120,7 @@ fn log_decay(b: &mut Builder, layer: &Layer, x: Value) -> Option<Value> {
 }
 
 fn append(b: &mut Builder, layer: &Layer) -> Core {
-    let (c, dk, heads) = (layer.chunk, layer.key_dim, layer.key_heads);
-    let precision = layer.state_precision;
+    let (dk, heads) = (layer.key_dim, layer.key_heads);
     let projected = projections(b, layer);
     let step = project(b, layer, projected.x, "step", heads);
     let log_decay = log_decay(b, layer, projected.x);
@@ -133,7 +138,27 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
     );
     let lambda = b.map("lambda_softplus", Function::Softplus, lambda);
     let lambda = b.map("Lam", Function::AddConstant(LAMBDA_FLOOR), lambda);
-    let cumulative = log_decay.map(|l| b.cumulative_sum("G", l, 4));
+    let inputs = MesaInputs {
+        query: qkv.query,
+        key: qkv.key,
+        value: qkv.value,
+        step,
+        log_decay,
+        lambda,
+    };
+    let core = match layer.pass {
+        Pass::Forward => append_chunks(b, layer, inputs),
+        Pass::Decode => append_token(b, layer, inputs),
+    };
+    output(b, layer, core.output, projected.output_gate, Function::Sigmoid);
+    core
+}
+
+/// Stages op3 (cumulative decay) to op7a of whole sequences.
+fn append_chunks(b: &mut Builder, layer: &Layer, inputs: MesaInputs) -> Core {
+    let (c, precision) = (layer.chunk, layer.state_precision);
+    let MesaInputs { step, lambda, .. } = inputs;
+    let cumulative = inputs.log_decay.map(|l| b.cumulative_sum("G", l, 4));
 
     b.stage(Stage::Gram);
     let step_columns = b.transpose_minor("beta_columns", step);
@@ -149,8 +174,8 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
     let mask = b.multiply("M", decays, step_columns);
 
     b.stage(Stage::StateScan);
-    let key = b.cast("K_f32", qkv.key, Dtype::F32);
-    let value = b.cast("V_f32", qkv.value, Dtype::F32);
+    let key = b.cast("K_f32", inputs.key, Dtype::F32);
+    let value = b.cast("V_f32", inputs.value, Dtype::F32);
     let (weights, chunk_decay) = match cumulative {
         Some(g) => {
             let last = b.slice("G_C", g, 4, c - 1, 1);
@@ -164,11 +189,15 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
         None => (step, None),
     };
     let write = b.multiply("K . beta e^(G_C - G)", key, weights);
-    let (h_final, h) = state_scan(b, layer, "H", write, key, chunk_decay);
-    let (z_final, z) = state_scan(b, layer, "Z", write, value, chunk_decay);
+    let given = match layer.initial_state {
+        InitialState::Zero => None,
+        InitialState::Given => Some(states(b, layer, ["H_0", "Z_0"])),
+    };
+    let (h_final, h) = state_scan(b, layer, "H", write, key, chunk_decay, given.map(|[h, _]| h));
+    let (z_final, z) = state_scan(b, layer, "Z", write, value, chunk_decay, given.map(|[_, z]| z));
 
     b.stage(Stage::Output);
-    let query = b.cast("Q_f32", qkv.query, Dtype::F32);
+    let query = b.cast("Q_f32", inputs.query, Dtype::F32);
     let operator = MesaOperator {
         key,
         mask,
@@ -184,26 +213,98 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
     b.output("o", o);
     b.output("state", state);
 
-    output(b, layer, o, projected.output_gate, Function::Sigmoid);
     Core {
-        recurrence: Recurrence::Mesa(MesaInputs {
-            query: qkv.query,
-            key: qkv.key,
-            value: qkv.value,
-            step,
-            log_decay,
-            lambda,
-        }),
-        value: qkv.value,
-        log_decay,
-        initial_state: None,
+        recurrence: Recurrence::Mesa(inputs),
+        value: inputs.value,
+        log_decay: inputs.log_decay,
+        initial_state: given.map(|both| b.concatenate("[H_0 | Z_0]", &both, 4)),
         output: o,
         final_state: Some(state),
         gram_exponent: None,
     }
 }
 
-/// `S <- e^G_C S + write^T columns` over chunks, from zero. Returns the final state and the entry states of all chunks.
+/// Stages op3 to op7a of one token.
+fn append_token(b: &mut Builder, layer: &Layer, inputs: MesaInputs) -> Core {
+    let decay = inputs.log_decay.map(|l| {
+        let decay = b.exp("e^g", l);
+        decode::row(b, "e^g", decay)
+    });
+
+    b.stage(Stage::StateScan);
+    let given = states(b, layer, STATES);
+    let key = Key::new(b, "k", inputs.key, true);
+    let step = decode::row(b, "beta", inputs.step);
+    let write = b.multiply("beta k", key.column, step);
+    let value = decode::row(b, "v", inputs.value);
+    let mut update = |name: &str, state: Value, row: Value| {
+        let kept = match decay {
+            Some(decay) => b.multiply(&format!("e^g {name}"), state, decay),
+            None => state,
+        };
+        let added = b.multiply(&format!("{name} update"), write, row);
+        let next = b.add(&format!("{name}'"), kept, added);
+        b.output(name, next);
+        next
+    };
+    let [h, z] = [
+        update(STATES[0], given[0], key.row),
+        update(STATES[1], given[1], value),
+    ];
+    let initial = b.concatenate("[H | Z] given", &given, 4);
+    let state = b.concatenate("[H | Z]", &[h, z], 4);
+    b.output("state", state);
+
+    b.stage(Stage::Output);
+    let query = decode::row(b, "q", inputs.query);
+    let lambda = decode::row(b, "Lam", inputs.lambda);
+    let column = layer.state_products == StateProducts::Vector;
+    let solved = conjugate_gradient::append(b, query, layer.cg_steps, &[h, lambda], |b, p, inner| {
+        let p = Key::of_row(b, "P", p, column);
+        let ph = decode::products(b, layer, "P H", &[p], inner[0])[0];
+        let ridge = b.multiply("Lam . P", p.row, inner[1]);
+        b.add("W", ph, ridge)
+    });
+    let solved = Key::of_row(b, "X", solved, column);
+    let o = decode::products(b, layer, "X Z", &[solved], z)[0];
+    let o = b.cast("O_rounded", o, layer.activations);
+    let mut core_layout = b.dims(o);
+    core_layout.insert(3, 1);
+    let o = b.reshape("O_core", o, core_layout);
+    b.output("o", o);
+    Core {
+        recurrence: Recurrence::Mesa(inputs),
+        value: inputs.value,
+        log_decay: inputs.log_decay,
+        initial_state: Some(initial),
+        output: o,
+        final_state: Some(state),
+        gram_exponent: None,
+    }
+}
+
+/// Names of the states, as inputs and as outputs of a decode step.
+const STATES: [&str; 2] = ["H", "Z"];
+
+/// Given states `H [B, Hk, 1, dk, dk]` and `Z [B, Hk, 1, dk, P]`, f32, `B` counting packed sequences. Seeded ones are the covariance of correlated
+/// channels, since `H` is never indefinite, and normal values.
+fn states(b: &mut Builder, layer: &Layer, names: [&str; 2]) -> [Value; 2] {
+    let covariance = Init::Table(Table::Autoregression { ratio: 0.5 });
+    let mut state = |name: &str, width: usize, init: Init| {
+        let dims = [layer.states(), layer.key_heads, 1, layer.key_dim, width];
+        b.input(name, dims, Dtype::F32, Role::State, init)
+    };
+    [
+        state(names[0], layer.key_dim, covariance),
+        state(
+            names[1],
+            layer.sharing() * layer.value_dim,
+            Init::Normal { std: 1.0 },
+        ),
+    ]
+}
+
+/// `S <- e^G_C S + write^T columns` over chunks, from the given state or zero. Returns the final state and the entry states of all chunks.
 ///
 /// Keys and values have a scan each, so that the solves, which need `H` alone, do not count as work on value columns.
 fn state_scan(
@@ -213,24 +314,22 @@ fn state_scan(
     write: Value,
     columns: Value,
     chunk_decay: Option<Value>,
+    given: Option<Value>,
 ) -> (Value, Value) {
     let width = b.shape(columns).from_end(0);
-    let zero = b.fill(
-        &format!("{name}_0"),
-        [layer.batch, layer.key_heads, 1, layer.key_dim, width],
-        Dtype::F32,
-        0.0,
-    );
+    let dims = [layer.states(), layer.key_heads, 1, layer.key_dim, width];
+    let initial = given.unwrap_or_else(|| b.fill(&format!("{name}_0"), dims, Dtype::F32, 0.0));
     let mut scanned = vec![write, columns];
     scanned.extend(chunk_decay);
-    let (carries, stacks) = b.scan(name, 3, &[zero], &scanned, &[], |b, carry, slice, _| {
+    let step = |b: &mut Builder, carry: &[Value], slice: &[Value], _: &[Value]| {
         let update = b.matmul_at("X^T Y", slice[0], slice[1], layer.state_precision);
         let kept = match slice.get(2) {
             Some(&decay) => b.multiply("e^G_C S", carry[0], decay),
             None => carry[0],
         };
         (vec![b.add("S'", kept, update)], vec![carry[0]])
-    });
+    };
+    let (carries, stacks) = b.segmented_scan(name, 3, &layer.first_chunks(), &[initial], &scanned, &[], step);
     (carries[0], stacks[0])
 }
 

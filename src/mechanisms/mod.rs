@@ -104,6 +104,8 @@ pub enum Recurrence {
     DiagonalPlusLowRank(DiagonalLowRankInputs),
     /// `o_i = sum_j softmax_j(q_i k_j) v_j` over the keys the query sees.
     Softmax(SoftmaxInputs),
+    /// The same for decoded tokens, whose keys are the cached ones and those of the tokens decoded so far.
+    CachedSoftmax(CachedSoftmaxInputs),
     /// `H = e^g H + beta k^T k`, `Z = e^g Z + beta k^T v`, `o = q (H + Lam)^-1 Z`; the final state is `[H | Z]`.
     Mesa(MesaInputs),
 }
@@ -121,6 +123,11 @@ impl Recurrence {
             Recurrence::GatedOuterProduct(i) => i.values(),
             Recurrence::DiagonalPlusLowRank(i) => vec![i.query, i.key, i.value, i.write, i.read, i.log_decay],
             Recurrence::Softmax(i) => vec![i.query, i.key, i.value],
+            Recurrence::CachedSoftmax(i) => {
+                let mut values = vec![i.query, i.key, i.value];
+                values.extend(i.earlier.iter().flat_map(|&(keys, values)| [keys, values]));
+                values
+            }
             Recurrence::Mesa(i) => {
                 let mut values = vec![i.query, i.key, i.value, i.step, i.lambda];
                 values.extend(i.log_decay);
@@ -254,6 +261,19 @@ pub struct SoftmaxInputs {
     /// Keys `[B, Hk, 1, M, block_kv, dk]`.
     pub key: Value,
     /// Values `[B, Hk, 1, M, block_kv, dv]`.
+    pub value: Value,
+}
+
+/// Inputs of softmax attention in a decode step.
+#[derive(Debug, Clone, Copy)]
+pub struct CachedSoftmaxInputs {
+    /// Queries `[B, Hk, R, 1, 1, dk]`, scaled.
+    pub query: Value,
+    /// Cached keys `[B, Hk, 1, rows, dk]` and values `[B, Hk, 1, rows, dv]`, where the token sees earlier ones.
+    pub earlier: Option<(Value, Value)>,
+    /// Key of the token `[B, Hk, 1, 1, 1, dk]`.
+    pub key: Value,
+    /// Value of the token `[B, Hk, 1, 1, 1, dv]`.
     pub value: Value,
 }
 

@@ -12,7 +12,7 @@ use super::layer::{Qkv, convolution, core_layout, output, project, projections};
 use super::{Core, Defaults, DeltaRuleInputs, Granularity, Mechanism, fields};
 use crate::dtype::Dtype;
 use crate::graph::{Builder, Function, Init, Precision, Role, Value};
-use crate::layer::{DecayGate, InitialState, InverseVariant, Layer, OutputGate};
+use crate::layer::{DecayGate, InitialState, InverseVariant, Layer, OutputGate, Pass};
 
 /// The preconditioner lies between `1 / SQUASH` and `SQUASH`.
 const SQUASH: f64 = 1.5;
@@ -21,13 +21,23 @@ const ACCUMULATOR_EPSILON: f64 = 1e-6;
 /// What the learned centre `c` starts from.
 const CENTRE: f64 = -0.2;
 
+/// Name of the accumulator, as an output and as an input of a decode step.
+const ACCUMULATOR: &str = "accumulator";
+
 pub(super) const MECHANISM: Mechanism = Mechanism {
     name: "preconditioned_delta",
     title: "Preconditioned DeltaNet",
     source: "arXiv 2604.21100",
     packed: false,
     granularity: |_| Granularity::Scalar,
-    fields: &[fields::COMMON, fields::GRAM, fields::DECAY, fields::DELTA],
+    fields: &[
+        fields::COMMON,
+        fields::PACKED,
+        fields::DECODE,
+        fields::GRAM,
+        fields::DECAY,
+        fields::DELTA,
+    ],
     defaults: Defaults {
         inverse: InverseVariant::Blocked16,
         decay_gate: DecayGate::Softplus,
@@ -51,12 +61,15 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
     let step = gates::step_size(b, layer, step_raw);
     let log_decay = core_layout(b, layer, "l_core", log_decay, heads, sharing, 1);
     let step = core_layout(b, layer, "beta_core", step, heads, sharing, 1);
-    let forget = gates::log_decay(b, layer, forget_raw, heads, 1, GateInit::TIME_STEP);
+    let forget = gates::named_log_decay(b, layer, "forget", forget_raw, [heads, 1], GateInit::TIME_STEP);
     let forget = core_layout(b, layer, "g_core", forget, heads, 1, 1);
     let weight = b.map("b", Function::Sigmoid, weight_raw);
     let weight = core_layout(b, layer, "b_core", weight, heads, 1, 1);
 
-    let accumulator = accumulate(b, layer, &qkv, forget, weight);
+    let accumulator = match layer.pass {
+        Pass::Forward => accumulate(b, layer, &qkv, forget, weight),
+        Pass::Decode => accumulate_token(b, layer, &qkv, forget, weight),
+    };
     let m = precondition(b, layer, accumulator);
     let key = b.cast("K_f32", qkv.key, Dtype::F32);
     let write_key = b.multiply("m . K", key, m);
@@ -86,7 +99,7 @@ fn accumulate(b: &mut Builder, layer: &Layer, qkv: &Qkv, forget: Value, weight: 
     let decay = b.exp("e^Ga", cumulative);
     let chunk_decay = b.slice("e^Ga_C", decay, 4, last_row, 1);
     let chunk_end = b.slice("a_within_C", within, 4, last_row, 1);
-    let dims = [layer.batch, layer.key_heads, 1, 1, layer.key_dim];
+    let dims = [layer.states(), layer.key_heads, 1, 1, layer.key_dim];
     let start = match layer.initial_state {
         InitialState::Zero => b.fill("a_0", dims, Dtype::F32, 0.0),
         InitialState::Given => {
@@ -94,9 +107,10 @@ fn accumulate(b: &mut Builder, layer: &Layer, qkv: &Qkv, forget: Value, weight: 
             b.input("a_0", dims, Dtype::F32, Role::State, init)
         }
     };
-    let (end, entries) = b.scan(
+    let (end, entries) = b.segmented_scan(
         "a_chunk",
         3,
+        &layer.first_chunks(),
         &[start],
         &[chunk_decay, chunk_end],
         &[],
@@ -106,9 +120,24 @@ fn accumulate(b: &mut Builder, layer: &Layer, qkv: &Qkv, forget: Value, weight: 
             (vec![next], vec![carry[0]])
         },
     );
-    b.output("accumulator", end[0]);
+    b.output(ACCUMULATOR, end[0]);
     let carried = b.multiply("e^Ga a_entry", entries[0], decay);
     b.add("a", within, carried)
+}
+
+/// `a [B, Hk, 1, 1, 1, dk]` of a decode step in f32: the row of the token before, decayed, plus `b k^2`.
+fn accumulate_token(b: &mut Builder, layer: &Layer, qkv: &Qkv, forget: Value, weight: Value) -> Value {
+    let dims = [layer.batch, layer.key_heads, 1, 1, 1, layer.key_dim];
+    let init = Init::Uniform { low: 0.0, high: 1.0 };
+    let before = b.input(ACCUMULATOR, dims, Dtype::F32, Role::State, init);
+    let decay = b.exp("e^g", forget);
+    let decayed = b.multiply("e^g a", before, decay);
+    let key = b.cast("K_f32", qkv.key, Dtype::F32);
+    let squared = b.multiply("K_squared", key, key);
+    let weighted = b.multiply("b K^2", squared, weight);
+    let next = b.add("a", decayed, weighted);
+    b.output(ACCUMULATOR, next);
+    next
 }
 
 /// `m = exp(-ln(1.5) z / (1 + |z|))`, `z = ln(a + 1e-6) - c`.

@@ -44,6 +44,8 @@ pub mod fields {
     pub const PACKED: &[&str] = &["sequences", "padded_rows"];
     /// One token per sequence; a mechanism that reads these builds its graph for [`crate::layer::Pass::Decode`] too.
     pub const DECODE: &[&str] = &["readout", "state_products"];
+    /// Tokens before the decoded one: of mechanisms to which positions matter. They too build their graph for [`crate::layer::Pass::Decode`].
+    pub const CONTEXT: &[&str] = &["context"];
     /// Fields of the chunk form, without meaning for a decode step.
     pub const CHUNK_FORM: &[&str] = &[
         "gram",
@@ -53,7 +55,8 @@ pub mod fields {
         "neumann_steps",
         "sequences",
         "padded_rows",
-        "normaliser",
+        "block_q",
+        "causal",
     ];
     /// Softmax attention of every kind.
     pub const ATTENTION: &[&str] = &[
@@ -103,6 +106,7 @@ pub mod fields {
         "conv_width",
         "output_gate",
         "gate_rank",
+        "initial_state",
         "value_heads",
         "chunk",
         "forgetting",
@@ -152,6 +156,13 @@ impl Mechanism {
     #[must_use]
     pub fn uses(&self, field: &str) -> bool {
         self.fields.iter().any(|group| group.contains(&field))
+    }
+
+    /// Whether it has a decode step.
+    #[must_use]
+    pub fn decodes(&self) -> bool {
+        let steps = [fields::DECODE, fields::CONTEXT];
+        steps.into_iter().flatten().any(|field| self.uses(field))
     }
 
     /// The mechanism called `name`.

@@ -3,7 +3,7 @@
 //! All powers of `gamma` that a chunk needs are tables, so the core takes no exponential. Output: RMS norm per head and a swish gate.
 
 use super::gated_outer;
-use super::layer::{chunked, output, projections, split};
+use super::layer::{by_position, chunked, output, projections, split};
 use super::{Core, Defaults, GatedOuterInputs, Granularity, Mechanism, OuterDecay, Readout, fields};
 use crate::dtype::Dtype;
 use crate::graph::{Builder, Function, Init, Role, Stage, Table, Value};
@@ -18,7 +18,13 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     source: "arXiv 2307.08621",
     packed: false,
     granularity: |_| Granularity::Scalar,
-    fields: &[fields::STATE, fields::DECODE, fields::OUTPUT_GATE],
+    fields: &[
+        fields::STATE,
+        fields::PACKED,
+        fields::DECODE,
+        fields::CONTEXT,
+        fields::OUTPUT_GATE,
+    ],
     defaults: Defaults {
         inverse: InverseVariant::Blocked16,
         decay_gate: DecayGate::Softplus,
@@ -53,15 +59,19 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
     core
 }
 
-/// Cosines and sines `[T, 1, dk/2]`, shared by queries, keys and heads. A decode step takes the angles of its position as an input; the
-/// seeded ones are those of position 0 at every step.
+/// Cosines and sines `[T, 1, dk/2]`, shared by queries, keys and heads; positions count from the start of a sequence, that of a decoded token
+/// is the context before it.
 fn angles(b: &mut Builder, layer: &Layer) -> [Value; 2] {
-    let dims = [layer.tokens, 1, layer.key_dim / 2];
+    let dims = [layer.positions(), 1, layer.key_dim / 2];
+    let (base, first) = (ROTARY_BASE, layer.context);
     [
-        ("cos", Table::RotaryCosine { base: ROTARY_BASE }),
-        ("sin", Table::RotarySine { base: ROTARY_BASE }),
+        ("cos", Table::RotaryCosine { base, first }),
+        ("sin", Table::RotarySine { base, first }),
     ]
-    .map(|(name, table)| b.input(name, dims, Dtype::F32, Role::Weight, Init::Table(table)))
+    .map(|(name, table)| {
+        let table = b.input(name, dims, Dtype::F32, Role::Weight, Init::Table(table));
+        by_position(b, layer, &format!("{name}_by_token"), table)
+    })
 }
 
 /// Pairs `(x_c, x_(c + dk/2))` rotated by their angles; an odd channel is left alone.

@@ -2,30 +2,47 @@
 
 use super::layer::{output_projection, token_layout};
 use crate::dtype::Dtype;
-use crate::graph::{Builder, Function, Init, Role, Stage, Value};
-use crate::layer::Layer;
+use crate::graph::{Builder, Function, Init, Role, RowRun, Stage, Value};
+use crate::layer::{Layer, Pass};
 
 /// Epsilon of the group norm, `8^2 1e-5` (the published code).
 const GROUP_NORM_EPSILON: f64 = 64e-5;
+
+/// Name of the token before, as an input and as an output of a decode step.
+const SHIFT_STATE: &str = "shift_state";
 
 /// A layer's input and how far every token is from the one before it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shifted {
     /// `x_t [B, T, d]`, f32.
     pub(super) x: Value,
-    /// `x_(t-1) - x_t`, f32, with `x_(-1) = 0`. The shift is an address: rows are read one token earlier.
+    /// `x_(t-1) - x_t`, f32, with `x_(-1) = 0` at the start of every sequence. The shift is an address: rows are read one token earlier.
     pub(super) difference: Value,
 }
 
 /// The token shift of `x [B, T, d]`.
 pub(super) fn token_shift(b: &mut Builder, layer: &Layer, x: Value) -> Shifted {
-    let x = b.cast("x_f32", x, Dtype::F32);
-    let start = b.fill("x_before", [layer.batch, 1, layer.model_width], Dtype::F32, 0.0);
-    let previous = if layer.tokens > 1 {
-        let earlier = b.slice("x_earlier", x, 1, 0, layer.tokens - 1);
-        b.concatenate("x_previous", &[start, earlier], 1)
-    } else {
-        start
+    let token = x;
+    let x = b.cast("x_f32", token, Dtype::F32);
+    let previous = match layer.pass {
+        Pass::Forward => {
+            let runs = layer.packed_sequences().into_iter().flat_map(|sequence| {
+                let start = RowRun { from: None, rows: 1 };
+                let earlier = RowRun {
+                    from: Some(sequence.token),
+                    rows: sequence.tokens - 1,
+                };
+                [start, earlier]
+            });
+            b.gather_rows("x_previous", x, 1, &runs.filter(|run| run.rows > 0).collect())
+        }
+        Pass::Decode => {
+            let dims = [layer.batch, 1, layer.model_width];
+            let init = Init::Normal { std: 1.0 };
+            let previous = b.input(SHIFT_STATE, dims, layer.activations, Role::State, init);
+            b.output(SHIFT_STATE, token);
+            b.cast("x_previous_f32", previous, Dtype::F32)
+        }
     };
     let difference = b.subtract("x_previous - x", previous, x);
     Shifted { x, difference }

@@ -19,6 +19,8 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     granularity: |_| Granularity::Channel,
     fields: &[
         fields::STATE,
+        fields::PACKED,
+        fields::DECODE,
         fields::OUTPUT_GATE,
         fields::GRAM,
         fields::DECAY_RANK,

@@ -23,6 +23,8 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     granularity: |_| Granularity::Channel,
     fields: &[
         fields::STATE,
+        fields::PACKED,
+        fields::DECODE,
         &["gate_rank"],
         fields::GRAM,
         fields::INVERSE,

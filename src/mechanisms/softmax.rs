@@ -8,7 +8,7 @@ use super::layer::{output_gate, project};
 use super::{Core, Defaults, Granularity, Mechanism, SoftmaxInputs, fields};
 use crate::dtype::Dtype;
 use crate::graph::{Builder, Init, Role, Stage, Value};
-use crate::layer::{DecayGate, InverseVariant, Layer, OutputGate};
+use crate::layer::{DecayGate, InverseVariant, Layer, OutputGate, Pass};
 
 /// What attention has no use for.
 pub(super) const NO_DEFAULTS: Defaults = Defaults {
@@ -25,7 +25,12 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     source: "arXiv 1706.03762, 2305.13245",
     packed: false,
     granularity: |_| Granularity::Scalar,
-    fields: &[fields::ATTENTION, fields::GROUPED_ATTENTION],
+    fields: &[
+        fields::ATTENTION,
+        fields::GROUPED_ATTENTION,
+        fields::PACKED,
+        fields::CONTEXT,
+    ],
     defaults: NO_DEFAULTS,
     append,
 };
@@ -72,11 +77,20 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
     let query = prepare(b, "q", query);
     let key = if prepared { prepare(b, "k", key) } else { key };
     let query = flash::scale_query(b, layer, query);
-    let (block_q, block_kv) = (layer.attention.block_q, layer.attention.block_kv);
-    let query = flash::blocks(b, layer, "Q", query, [keys, layer.sharing(), dk], block_q);
-    let key = flash::blocks(b, layer, "K", key, [keys, 1, dk], block_kv);
-    let value = flash::blocks(b, layer, "V", value, [keys, 1, dv], block_kv);
-    let core = flash::append(b, layer, SoftmaxInputs { query, key, value });
+    let core = match layer.pass {
+        Pass::Forward => {
+            let by_key = layer.key_blocks();
+            let query = flash::blocks(b, layer, "Q", query, [keys, layer.sharing(), dk]);
+            let key = flash::blocks(b, &by_key, "K", key, [keys, 1, dk]);
+            let value = flash::blocks(b, &by_key, "V", value, [keys, 1, dv]);
+            flash::append(b, layer, SoftmaxInputs { query, key, value })
+        }
+        Pass::Decode => {
+            let key = flash::cached(b, layer, "k_cache", key);
+            let value = flash::cached(b, layer, "v_cache", value);
+            flash::append_token(b, layer, query, key, value)
+        }
+    };
     flash::output(b, layer, core.output, gate);
     core
 }

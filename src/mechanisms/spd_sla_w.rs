@@ -11,12 +11,17 @@
 //!
 //! `I - beta x^T k` is an oblique projector for `beta x . k = 1`: it removes what `k` reads along another direction `x`. Chunks depend
 //! on each other through the covariance only, a scan with one `dk x C x dk` product per chunk; the solvers of all chunks are independent.
-//! Every `whitening_refresh` chunks share the whitening of their first.
+//! Every `whitening_refresh` chunks of a sequence share the whitening of their first.
+//!
+//! There is no decode step: the covariance is that of whole chunks, and neither the paper nor our reading of it says what whitens a token before
+//! its chunk is complete.
+
+use std::sync::Arc;
 
 use super::whitening::append_whitened;
 use super::{Core, Mechanism, fields, sla};
 use crate::dtype::Dtype;
-use crate::graph::{Builder, Function, Precision, Stage, Value};
+use crate::graph::{Builder, Function, Precision, RowRun, Stage, Value};
 use crate::layer::{Layer, WhiteningSolver};
 
 pub(super) const MECHANISM: Mechanism = Mechanism {
@@ -27,6 +32,7 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     granularity: sla::granularity,
     fields: &[
         fields::COMMON,
+        fields::PACKED,
         fields::GRAM,
         fields::DECAY,
         fields::TILES,
@@ -72,21 +78,35 @@ fn whitened(b: &mut Builder, layer: &Layer, key: Value) -> Value {
     }
     let (heads, n) = ([layer.batch, layer.key_heads, 1], layer.key_dim);
     let shape = |rest: &[usize]| -> Vec<usize> { heads.iter().chain(rest).copied().collect() };
-    let zero = b.fill("zeros", shape(&[n, n]), Dtype::F32, 0.0);
+    let states = [layer.states(), layer.key_heads, 1, n, n];
+    let zero = b.fill("zeros", states, Dtype::F32, 0.0);
     let identity = b.identity("I", n, Dtype::F32);
     let initial = b.add("C_0", zero, identity);
-    let (_, stacks) = b.scan("C", 3, &[initial], &[key], &[], |b, carry, slice, _| {
+    let first_chunks = layer.first_chunks();
+    let step = |b: &mut Builder, carry: &[Value], slice: &[Value], _: &[Value]| {
         // Products of bf16 keys are exact in f32, so one pass is.
         let gram = b.matmul_at("K^T K", slice[0], slice[0], Precision::Default);
         let kept = b.scale("rho C", carry[0], RHO);
         (vec![b.add("C'", kept, gram)], vec![carry[0]])
-    });
+    };
+    let (_, stacks) = b.segmented_scan("C", 3, &first_chunks, &[initial], &[key], &[], step);
 
-    // Blocks of chunks that share a whitening, the last one padded.
+    // Blocks of chunks that share a whitening, the last one of every sequence padded.
     let (chunks, every) = (layer.chunks(), layer.whitening_refresh.min(layer.chunks()));
-    let blocks = chunks.div_ceil(every);
+    let (mut padding, mut back, mut blocks) = (Vec::new(), Vec::new(), 0);
+    let ends = first_chunks.iter().skip(1).chain([&chunks]);
+    for (&first, &end) in first_chunks.iter().zip(ends) {
+        let (rows, of_sequence) = (end - first, (end - first).div_ceil(every));
+        let run = |from: Option<usize>, rows: usize| RowRun { from, rows };
+        padding.push(run(Some(first), rows));
+        padding.push(run(None, of_sequence * every - rows));
+        back.push(run(Some(blocks * every), rows));
+        blocks += of_sequence;
+    }
+    padding.retain(|run| run.rows > 0);
+    let (padding, back): (Arc<[RowRun]>, Arc<[RowRun]>) = (padding.into(), back.into());
     let grouped = |b: &mut Builder, name: &str, value: Value, rows: usize| {
-        let padded = b.pad(&format!("{name}_padded"), value, 3, blocks * every);
+        let padded = b.gather_rows(&format!("{name}_padded"), value, 3, &padding);
         b.reshape(
             &format!("{name}_blocks"),
             padded,
@@ -98,5 +118,5 @@ fn whitened(b: &mut Builder, layer: &Layer, key: Value) -> Value {
     let keys = grouped(b, "K", key, layer.chunk);
     let write = append_whitened(b, layer.whitening, layer.whitening_precision, covariance, keys);
     let write = b.reshape("X_chunks", write, shape(&[blocks * every, layer.chunk, n]));
-    b.slice("X", write, 3, 0, chunks)
+    b.gather_rows("X", write, 3, &back)
 }

@@ -2,8 +2,9 @@
 
 use ndarray::ArrayD;
 
+use super::pool::Pool;
 use super::real::{Real, Tensor};
-use super::sweep::{Finish, Outcome, Tally, elements, elements_mut, sweep, zeros};
+use super::sweep::{Finish, Outcome, Tally, elements, elements_mut, sweep, visit};
 use crate::graph::work::PerDtype;
 use crate::graph::{Function, Mask, Visibility, Work};
 
@@ -36,34 +37,40 @@ impl Cost {
 }
 
 /// A function of one operand, element by element.
-pub(super) fn map<R: Real>(function: Function, a: Tensor<R>, finish: Finish) -> Option<Outcome<R>> {
+pub(super) fn map<R: Real>(
+    pool: &mut Pool<R>,
+    function: Function,
+    a: Tensor<R>,
+    finish: Finish,
+) -> Option<Outcome<R>> {
     let (zero, one) = (R::zero(), R::one());
     let constant = |c: f64| R::from_f64(c);
     Some(match function {
-        Function::Abs => unary(a, finish, VECTOR, R::abs),
+        Function::Abs => unary(pool, a, finish, VECTOR, R::abs),
         Function::AddConstant(c) => {
             let c = constant(c);
-            unary(a, finish, VECTOR, move |x| x + c)
+            unary(pool, a, finish, VECTOR, move |x| x + c)
         }
         Function::MultiplyConstant(c) => {
             let c = constant(c);
-            unary(a, finish, VECTOR, move |x| x * c)
+            unary(pool, a, finish, VECTOR, move |x| x * c)
         }
         Function::MaximumConstant(c) => {
             let c = constant(c);
-            unary(a, finish, VECTOR, move |x| maximum(x, c))
+            unary(pool, a, finish, VECTOR, move |x| maximum(x, c))
         }
         Function::MinimumConstant(c) => {
             let c = constant(c);
-            unary(a, finish, VECTOR, move |x| minimum(x, c))
+            unary(pool, a, finish, VECTOR, move |x| minimum(x, c))
         }
-        Function::Exp => unary(a, finish, TRANSCENDENTAL, R::exp),
-        Function::Log => unary(a, finish, TRANSCENDENTAL, R::ln),
-        Function::Reciprocal => unary(a, finish, TRANSCENDENTAL, R::recip),
-        Function::ReciprocalSqrt => unary(a, finish, TRANSCENDENTAL, |x| x.sqrt().recip()),
-        Function::Tanh => unary(a, finish, TRANSCENDENTAL, R::tanh),
+        Function::Exp => unary(pool, a, finish, TRANSCENDENTAL, R::exponential),
+        Function::Log => unary(pool, a, finish, TRANSCENDENTAL, R::ln),
+        Function::Reciprocal => unary(pool, a, finish, TRANSCENDENTAL, R::recip),
+        Function::ReciprocalSqrt => unary(pool, a, finish, TRANSCENDENTAL, |x| x.sqrt().recip()),
+        Function::Tanh => unary(pool, a, finish, TRANSCENDENTAL, R::tanh),
         // Negation and add; exponential and reciprocal.
         Function::Sigmoid => unary(
+            pool,
             a,
             finish,
             Cost {
@@ -74,6 +81,7 @@ pub(super) fn map<R: Real>(function: Function, a: Tensor<R>, finish: Finish) -> 
         ),
         // One multiply more.
         Function::Silu => unary(
+            pool,
             a,
             finish,
             Cost {
@@ -84,15 +92,16 @@ pub(super) fn map<R: Real>(function: Function, a: Tensor<R>, finish: Finish) -> 
         ),
         // Absolute value (with its sign in the exponential), add, maximum, add; exponential and logarithm.
         Function::Softplus => unary(
+            pool,
             a,
             finish,
             Cost {
                 vector: 4,
                 transcendental: 2,
             },
-            move |x| maximum(x, zero) + (-x.abs()).exp().ln_1p(),
+            move |x| maximum(x, zero) + (-x.abs()).exponential().ln_1p(),
         ),
-        Function::NonZeroOr1 => unary(a, finish, VECTOR, move |x| if x == zero { one } else { x }),
+        Function::NonZeroOr1 => unary(pool, a, finish, VECTOR, move |x| if x == zero { one } else { x }),
         Function::Add | Function::Subtract | Function::Multiply | Function::Maximum | Function::Minimum => {
             return None;
         }
@@ -101,6 +110,7 @@ pub(super) fn map<R: Real>(function: Function, a: Tensor<R>, finish: Finish) -> 
 
 /// A function of two operands with broadcasting to `dims`.
 pub(super) fn zip<R: Real>(
+    pool: &mut Pool<R>,
     function: Function,
     a: Tensor<R>,
     b: Tensor<R>,
@@ -108,23 +118,34 @@ pub(super) fn zip<R: Real>(
     finish: Finish,
 ) -> Option<Outcome<R>> {
     Some(match function {
-        Function::Add => binary(a, b, dims, finish, |x, y| x + y),
-        Function::Subtract => binary(a, b, dims, finish, |x, y| x - y),
-        Function::Multiply => binary(a, b, dims, finish, |x, y| x * y),
-        Function::Maximum => binary(a, b, dims, finish, maximum),
-        Function::Minimum => binary(a, b, dims, finish, minimum),
+        Function::Add => binary(pool, a, b, dims, finish, |x, y| x + y),
+        Function::Subtract => binary(pool, a, b, dims, finish, |x, y| x - y),
+        Function::Multiply => binary(pool, a, b, dims, finish, |x, y| x * y),
+        Function::Maximum => binary(pool, a, b, dims, finish, maximum),
+        Function::Minimum => binary(pool, a, b, dims, finish, minimum),
         _ => return None,
     })
 }
 
-/// Rounding to the format of `finish`: one vector operation per element.
-pub(super) fn cast<R: Real>(a: Tensor<R>, finish: Finish) -> Outcome<R> {
-    unary(a, finish, VECTOR, |x| x)
+/// Rounding to the format of `finish`: one vector operation per element. Where nothing is rounded the result shares the storage of `a`.
+pub(super) fn cast<R: Real>(pool: &mut Pool<R>, a: Tensor<R>, finish: Finish) -> Outcome<R> {
+    if finish.round {
+        return unary(pool, a, finish, VECTOR, |x| x);
+    }
+    let tally = visit(elements(&a), |block| Tally {
+        count: block.len() as u64,
+        non_finite: finish.fails(block),
+    });
+    Outcome {
+        value: a,
+        work: VECTOR.work(finish, tally.count),
+        non_finite: tally.non_finite,
+    }
 }
 
 #[inline]
 fn sigmoid<R: Real>(x: R) -> R {
-    (R::one() + (-x).exp()).recip()
+    (R::one() + (-x).exponential()).recip()
 }
 
 /// The larger one; NaN if one is NaN, unlike `f64::max`.
@@ -148,22 +169,31 @@ pub(super) fn reuse<R: Real>(tensor: Tensor<R>) -> Result<ArrayD<R>, Tensor<R>> 
     }
 }
 
-/// Storage for a result of the shape of `a`: its own where nobody else reads it, else new, with `a` to be copied from.
-pub(super) fn over<R: Real>(a: Tensor<R>) -> (ArrayD<R>, Option<Tensor<R>>) {
+/// Storage for a result of the shape of `a`: its own where nobody else reads it, else other, with `a` to be copied from.
+pub(super) fn over<R: Real>(pool: &mut Pool<R>, a: Tensor<R>) -> (ArrayD<R>, Option<Tensor<R>>) {
     match reuse(a) {
         Ok(array) => (array, None),
-        Err(a) => (zeros(a.shape()), Some(a)),
+        Err(a) => (pool.scratch(a.shape()), Some(a)),
     }
 }
 
-fn unary<R: Real>(a: Tensor<R>, finish: Finish, cost: Cost, f: impl Fn(R) -> R + Sync) -> Outcome<R> {
-    let (mut out, source) = over(a);
+fn unary<R: Real>(
+    pool: &mut Pool<R>,
+    a: Tensor<R>,
+    finish: Finish,
+    cost: Cost,
+    f: impl Fn(R) -> R + Sync,
+) -> Outcome<R> {
+    let (mut out, source) = over(pool, a);
+    let source = source.as_ref().map(elements);
     let tally = sweep(elements_mut(&mut out), 1, |offset, block| {
-        if let Some(source) = &source {
-            block.copy_from_slice(&elements(source)[offset..offset + block.len()]);
-        }
-        for x in &mut *block {
-            *x = f(*x);
+        if let Some(source) = source {
+            let source = &source[offset..offset + block.len()];
+            block.iter_mut().zip(source).for_each(|(y, &x)| *y = f(x));
+        } else {
+            for x in &mut *block {
+                *x = f(*x);
+            }
         }
         Tally {
             count: block.len() as u64,
@@ -178,23 +208,27 @@ fn unary<R: Real>(a: Tensor<R>, finish: Finish, cost: Cost, f: impl Fn(R) -> R +
 }
 
 fn binary<R: Real>(
+    pool: &mut Pool<R>,
     a: Tensor<R>,
     b: Tensor<R>,
     dims: &[usize],
     finish: Finish,
     f: impl Fn(R, R) -> R + Sync,
 ) -> Outcome<R> {
-    let fits = |t: &Tensor<R>| t.shape() == dims;
-    let a = if fits(&a) { reuse(a) } else { Err(a) };
-    let a = match a {
-        Ok(out) => return combine(out, None, &b, dims, finish, f),
-        Err(a) => a,
+    let own = |t: Tensor<R>| if t.shape() == dims { reuse(t) } else { Err(t) };
+    let (outcome, spent) = match own(a) {
+        Ok(out) => (combine(out, None, &b, finish, f), b),
+        Err(a) => match own(b) {
+            Ok(out) => (combine(out, None, &a, finish, |x, y| f(y, x)), a),
+            Err(b) => {
+                let outcome = combine(pool.scratch(dims), Some(&a), &b, finish, f);
+                pool.give(a);
+                (outcome, b)
+            }
+        },
     };
-    let b = if fits(&b) { reuse(b) } else { Err(b) };
-    match b {
-        Ok(out) => combine(out, None, &a, dims, finish, |x, y| f(y, x)),
-        Err(b) => combine(zeros(dims), Some(&a), &b, dims, finish, f),
-    }
+    pool.give(spent);
+    outcome
 }
 
 /// `out = f(x, y)` with `x` in `out` already, or to be loaded from `x`.
@@ -202,12 +236,11 @@ fn combine<R: Real>(
     mut out: ArrayD<R>,
     x: Option<&Tensor<R>>,
     y: &Tensor<R>,
-    dims: &[usize],
     finish: Finish,
     f: impl Fn(R, R) -> R + Sync,
 ) -> Outcome<R> {
-    let x = x.map(|x| (Broadcast::new(x.shape(), dims), elements(x)));
-    let (y_plan, y) = (Broadcast::new(y.shape(), dims), elements(y));
+    let x = x.map(|x| (Broadcast::new(x.shape(), out.shape()), elements(x)));
+    let (y_plan, y) = (Broadcast::new(y.shape(), out.shape()), elements(y));
     let tally = sweep(elements_mut(&mut out), 1, |offset, block| {
         if let Some((plan, x)) = &x {
             plan.runs(offset, block, |run, at, constant| {
@@ -306,7 +339,13 @@ impl Broadcast {
 }
 
 /// Keeps what the mask keeps and fills the rest. A mask of blocks of no rows keeps nothing sensible and gives `None`.
-pub(super) fn select<R: Real>(mask: Mask, fill: f64, a: Tensor<R>, finish: Finish) -> Option<Outcome<R>> {
+pub(super) fn select<R: Real>(
+    pool: &mut Pool<R>,
+    mask: Mask,
+    fill: f64,
+    a: Tensor<R>,
+    finish: Finish,
+) -> Option<Outcome<R>> {
     if matches!(
         mask,
         Mask::BlockDiagonal { block: 0 } | Mask::BlockCorner { half: 0 } | Mask::RowsUpToBlock { block: 0 }
@@ -326,7 +365,7 @@ pub(super) fn select<R: Real>(mask: Mask, fill: f64, a: Tensor<R>, finish: Finis
         .map(|(third, row, column)| mask.keeps(third, row, column))
         .collect();
     let fill = R::from_f64(fill);
-    let (mut out, source) = over(a);
+    let (mut out, source) = over(pool, a);
     let tally = sweep(elements_mut(&mut out), 1, |offset, block| {
         if let Some(source) = &source {
             block.copy_from_slice(&elements(source)[offset..offset + block.len()]);
@@ -356,18 +395,19 @@ pub(super) fn select<R: Real>(mask: Mask, fill: f64, a: Tensor<R>, finish: Finis
 
 /// Keeps the scores of the keys that a query sees and fills the rest; `origin` is the position of the first query and the first key.
 pub(super) fn select_visible<R: Real>(
+    pool: &mut Pool<R>,
     visibility: Visibility,
     fill: f64,
     a: Tensor<R>,
-    origin: &Tensor<R>,
+    origin: Tensor<R>,
     finish: Finish,
 ) -> Outcome<R> {
     let rank = a.ndim();
     let (rows, columns) = (a.shape()[rank - 2], a.shape()[rank - 1]);
-    let at = |i: usize| elements(origin)[i].to_f64() as usize;
+    let at = |i: usize| elements(&origin)[i].to_f64() as usize;
     let (first_row, first_column) = (at(0), at(1));
     let fill = R::from_f64(fill);
-    let (mut out, source) = over(a);
+    let (mut out, source) = over(pool, a);
     let tally = sweep(elements_mut(&mut out), columns, |offset, block| {
         if let Some(source) = &source {
             block.copy_from_slice(&elements(source)[offset..offset + block.len()]);
@@ -387,6 +427,7 @@ pub(super) fn select_visible<R: Real>(
             non_finite: finish.apply(block),
         }
     });
+    pool.give(origin);
     Outcome {
         value: out.into_shared(),
         work: VECTOR.work(finish, tally.count),

@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use ndarray::{ArrayD, Axis};
+use ndarray::{ArrayD, Axis, IxDyn};
 use rayon::prelude::*;
 
 use super::plan::{Marks, NonFinite, Plan, Step};
+use super::pool::Pool;
 use super::real::{Real, Tensor};
-use super::sweep::{Finish, Outcome, Tally, elements, elements_mut, standard, sweep, zeros};
+use super::sweep::{Finish, Outcome, Tally, elements, elements_mut, standard, sweep};
 use super::{elementwise, layout, matmul, reduce, sequential};
-use crate::graph::{Graph, NodeId, Op, PairLoop, Scan, Shape, Stage, Value, Work};
+use crate::graph::{BlockPair, Graph, NodeId, Op, PairLoop, Scan, Shape, Stage, Value, Work};
 
 /// How faithful the arithmetic of an execution is to the formats of the graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,11 +109,13 @@ pub fn execute<R: Real>(
     let plan = Plan::new(graph, keep.iter().copied().collect());
     let mut marks = Marks::new(&plan);
     let mut work = Stage::ALL.map(|stage| (stage, Work::default()));
+    let mut pool = Pool::new();
     let mut run = Run {
         arithmetic,
         slots: empty_slots(&plan),
         within: None,
         work: &mut work,
+        pool: &mut pool,
     };
     run.all(&plan, &mut marks, &mut |id| inputs.get(&id).cloned())?;
     let slots = run.slots;
@@ -147,6 +150,7 @@ struct Run<'w, R> {
     /// The stage of the outermost scan this is the body of.
     within: Option<Stage>,
     work: &'w mut ExecutedWork,
+    pool: &'w mut Pool<R>,
 }
 
 impl<R: Real> Run<'_, R> {
@@ -179,14 +183,16 @@ impl<R: Real> Run<'_, R> {
                 }
             }
             for value in &step.releases {
-                self.slots[value.node.index()][value.port] = None;
+                if let Some(tensor) = self.slots[value.node.index()][value.port].take() {
+                    self.pool.give(tensor);
+                }
             }
         }
         Ok(())
     }
 
     /// An input, rounded to its format where it is not of that format already.
-    fn input(&self, step: &Step, given: Option<Tensor<R>>) -> Result<Outcome<R>, ExecuteError> {
+    fn input(&mut self, step: &Step, given: Option<Tensor<R>>) -> Result<Outcome<R>, ExecuteError> {
         let ty = &step.node.results[0];
         let name = || step.node.name.clone();
         let Some(tensor) = given else {
@@ -206,7 +212,7 @@ impl<R: Real> Run<'_, R> {
         if self.within.is_some() {
             return Ok(Outcome::moved(tensor));
         }
-        let tensor = standard(tensor);
+        let tensor = standard(self.pool, tensor);
         let finish = self.finish(step);
         let fits = !finish.round
             || every_block(elements(&tensor), |block| {
@@ -220,9 +226,9 @@ impl<R: Real> Run<'_, R> {
         let value = if fits {
             tensor
         } else {
-            elementwise::cast(tensor, finish).value
+            elementwise::cast(self.pool, tensor, finish).value
         };
-        let non_finite = !every_block(elements(&value), |block| block.iter().all(|x| x.is_finite()));
+        let non_finite = !every_block(elements(&value), R::all_finite);
         Ok(Outcome {
             value,
             work: Work::default(),
@@ -251,10 +257,10 @@ impl<R: Real> Run<'_, R> {
         };
         Ok(match &step.node.op {
             Op::Input { .. } | Op::Scan(_) => return Err(meaningless("is no plain operation")),
-            Op::Fill(value) => constant(dims, finish, |_| R::from_f64(*value)),
+            Op::Fill(value) => constant(self.pool, dims, finish, |_| R::from_f64(*value)),
             Op::Identity => {
                 let n = dims[dims.len() - 1];
-                constant(dims, finish, |i| {
+                constant(self.pool, dims, finish, |i| {
                     if (i / n) % n == i % n { R::one() } else { R::zero() }
                 })
             }
@@ -268,36 +274,42 @@ impl<R: Real> Run<'_, R> {
                     transposed: (*transpose_a, *transpose_b),
                     precision: (self.arithmetic == Arithmetic::Declared).then_some(*precision),
                 };
-                matmul::matmul(product, &next()?, &next()?, dims, finish)
+                matmul::matmul(self.pool, product, next()?, next()?, dims, finish)
             }
             Op::Elementwise(function) if function.arity() == 2 => {
-                elementwise::zip(*function, next()?, next()?, dims, finish)
+                elementwise::zip(self.pool, *function, next()?, next()?, dims, finish)
                     .ok_or_else(|| meaningless("takes one operand"))?
             }
-            Op::Elementwise(function) => elementwise::map(*function, next()?, finish)
+            Op::Elementwise(function) => elementwise::map(self.pool, *function, next()?, finish)
                 .ok_or_else(|| meaningless("takes two operands"))?,
-            Op::Reduce { function, axis } => reduce::reduce(*function, *axis, &next()?, finish),
-            Op::CumulativeSum { axis } => reduce::cumulative_sum(*axis, next()?, finish),
-            Op::Select { mask, fill } => elementwise::select(*mask, *fill, next()?, finish)
+            Op::Reduce { function, axis } => reduce::reduce(self.pool, *function, *axis, next()?, finish),
+            Op::CumulativeSum { axis } => reduce::cumulative_sum(self.pool, *axis, next()?, finish),
+            Op::Select { mask, fill } => elementwise::select(self.pool, *mask, *fill, next()?, finish)
                 .ok_or_else(|| meaningless("the mask has blocks of no rows"))?,
             Op::SelectVisible { visibility, fill } => {
-                elementwise::select_visible(*visibility, *fill, next()?, &next()?, finish)
+                elementwise::select_visible(self.pool, *visibility, *fill, next()?, next()?, finish)
             }
-            Op::Cast => elementwise::cast(next()?, finish),
-            Op::Reshape => layout::reshape(next()?, dims),
+            Op::Cast => elementwise::cast(self.pool, next()?, finish),
+            Op::Reshape => layout::reshape(self.pool, next()?, dims),
             Op::Transpose { permutation } => layout::transpose(next()?, permutation),
-            Op::Slice { axis, start } => layout::slice(next()?, *axis, *start, dims[*axis], finish),
-            Op::Concatenate { axis } => layout::concatenate(operands.make_contiguous(), *axis, dims),
-            Op::Pad { axis } => layout::pad(&next()?, *axis, dims),
-            Op::RepeatMinor { times } => layout::repeat_minor(&next()?, *times, dims, finish),
-            Op::GatherRows { axis, runs } => layout::gather_rows(&next()?, *axis, runs, dims),
+            Op::Slice { axis, start } => {
+                layout::slice(self.pool, next()?, *axis, *start, dims[*axis], finish)
+            }
+            Op::Concatenate { axis } => layout::concatenate(self.pool, operands.into(), *axis, dims),
+            Op::Pad { axis } => layout::pad(self.pool, next()?, *axis, dims),
+            Op::RepeatMinor { times } => layout::repeat_minor(self.pool, next()?, *times, dims, finish),
+            Op::GatherRows { axis, runs } => layout::gather_rows(self.pool, next()?, *axis, runs, dims),
             Op::CausalConvolution { starts, .. } => {
                 let (x, taps) = (next()?, next()?);
-                sequential::causal_convolution(&x, &taps, next().ok().as_ref(), starts, finish)
+                sequential::causal_convolution(self.pool, (x, taps, next().ok()), starts, finish)
             }
-            Op::ForwardSubstitution => sequential::substitution(&next()?, next()?, dims, false, finish),
-            Op::BackwardSubstitution => sequential::substitution(&next()?, next()?, dims, true, finish),
-            Op::Cholesky => sequential::cholesky(next()?, finish),
+            Op::ForwardSubstitution => {
+                sequential::substitution(self.pool, next()?, next()?, dims, false, finish)
+            }
+            Op::BackwardSubstitution => {
+                sequential::substitution(self.pool, next()?, next()?, dims, true, finish)
+            }
+            Op::Cholesky => sequential::cholesky(self.pool, next()?, finish),
         })
     }
 
@@ -311,7 +323,10 @@ impl<R: Real> Run<'_, R> {
     ) -> Result<(), ExecuteError> {
         let mut operands: Vec<Tensor<R>> = self.take(step, false).into();
         let scanned = operands.split_off(scan.carries.min(operands.len()));
-        let mut carries: Vec<ArrayD<R>> = operands.into_iter().map(|t| standard(t).into_owned()).collect();
+        let mut carries: Vec<ArrayD<R>> = operands
+            .into_iter()
+            .map(|t| standard(self.pool, t).into_owned())
+            .collect();
         let positions: BTreeMap<NodeId, usize> = scan
             .body
             .inputs()
@@ -322,12 +337,13 @@ impl<R: Real> Run<'_, R> {
         let within = self.within.or(Some(step.node.stage));
         let axis = Axis(scan.axis);
         let blocks = &pairs.blocks;
-        for (row, column) in blocks.iter() {
+        for BlockPair { row, column, origin } in blocks.iter() {
             let mut run = Run {
                 arithmetic: self.arithmetic,
                 slots: empty_slots(body),
                 within,
                 work: &mut *self.work,
+                pool: &mut *self.pool,
             };
             run.all(body, marks, &mut |id| {
                 let position = *positions.get(&id)?;
@@ -339,8 +355,7 @@ impl<R: Real> Run<'_, R> {
                 if let Some(whole) = scanned.get(position) {
                     Some(whole.clone().index_axis_move(axis, at))
                 } else {
-                    let origin = [row * blocks.block_q, column * blocks.block_kv];
-                    let mut tensor = zeros::<R>(&[2]);
+                    let mut tensor = ArrayD::zeros(IxDyn(&[2]));
                     elements_mut(&mut tensor)
                         .iter_mut()
                         .zip(origin)
@@ -352,6 +367,9 @@ impl<R: Real> Run<'_, R> {
                 if let Some(next) = &run.slots[value.node.index()][value.port] {
                     carry.index_axis_mut(axis, row).assign(next);
                 }
+            }
+            for tensor in run.slots.into_iter().flatten().flatten() {
+                self.pool.give(tensor);
             }
         }
         for (slot, carry) in self.slots[step.id.index()].iter_mut().zip(carries) {
@@ -384,7 +402,7 @@ impl<R: Real> Run<'_, R> {
         let outputs: Vec<Value> = scan.body.outputs().iter().map(|(_, value)| *value).collect();
         let mut stacks: Vec<_> = step.node.results[scan.carries..]
             .iter()
-            .map(|ty| zeros::<R>(ty.shape.dims()))
+            .map(|ty| self.pool.scratch(ty.shape.dims()))
             .collect();
         let within = self.within.or(Some(step.node.stage));
         let mut segment = 0;
@@ -402,6 +420,7 @@ impl<R: Real> Run<'_, R> {
                 slots: empty_slots(body),
                 within,
                 work: &mut *self.work,
+                pool: &mut *self.pool,
             };
             run.all(body, marks, &mut |id| {
                 let position = *positions.get(&id)?;
@@ -426,6 +445,9 @@ impl<R: Real> Run<'_, R> {
                 .iter()
                 .map(|value| result(*value))
                 .collect();
+            for tensor in run.slots.into_iter().flatten().flatten() {
+                self.pool.give(tensor);
+            }
             if let Some(segments) = segments
                 && (segments.get(segment + 1) == Some(&(trip + 1)) || trip + 1 == scan.trips)
             {
@@ -456,7 +478,7 @@ impl<R: Real> Run<'_, R> {
             let slot = &mut self.slots[value.node.index()][value.port];
             if in_standard_layout {
                 // Kept in the slot, so that the next reader does not copy it again.
-                *slot = slot.take().map(standard);
+                *slot = slot.take().map(|tensor| standard(self.pool, tensor));
             }
             let last = step.releases.contains(value) && !step.operands[position + 1..].contains(value);
             if last { slot.take() } else { slot.clone() }
@@ -485,8 +507,13 @@ fn entry<R: Real>(all: &Tensor<R>, segment: usize) -> Tensor<R> {
 }
 
 /// A tensor made on chip from the position of every element. It holds what it was asked to hold and is not checked.
-fn constant<R: Real>(dims: &[usize], finish: Finish, value: impl Fn(usize) -> R + Sync) -> Outcome<R> {
-    let mut out = zeros(dims);
+fn constant<R: Real>(
+    pool: &mut Pool<R>,
+    dims: &[usize],
+    finish: Finish,
+    value: impl Fn(usize) -> R + Sync,
+) -> Outcome<R> {
+    let mut out = pool.scratch(dims);
     sweep(elements_mut(&mut out), 1, |offset, block| {
         block
             .iter_mut()

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use ndarray::{ArrayD, IxDyn};
 use rand::rngs::ChaCha8Rng;
 use rand::{Rng, SeedableRng};
 use rayon::prelude::*;
 
 use super::real::Tensor;
 use super::round::round_to;
-use super::sweep::{elements, elements_mut, zeros};
+use super::sweep::{elements, elements_mut};
 use crate::graph::{Graph, Init, NodeId, Op, Table, TensorType};
 
 /// Elements drawn by one task; even, because normals come in pairs.
@@ -44,7 +45,7 @@ fn narrow(tensor: &Tensor<f64>) -> Tensor<f32> {
     if !tensor.is_standard_layout() {
         return tensor.mapv(|x| x as f32).into_shared();
     }
-    let mut out = zeros::<f32>(tensor.shape());
+    let mut out = ArrayD::<f32>::zeros(tensor.raw_dim());
     let blocks = elements_mut(&mut out)
         .par_chunks_mut(BLOCK)
         .zip(elements(tensor).par_chunks(BLOCK));
@@ -53,9 +54,10 @@ fn narrow(tensor: &Tensor<f64>) -> Tensor<f32> {
 }
 
 /// The values of a table in full: the rounding to its format is an error of the declared execution, not of the inputs.
-fn tabulate(ty: &TensorType, table: Table) -> Tensor<f64> {
+#[must_use]
+pub fn tabulate(ty: &TensorType, table: Table) -> Tensor<f64> {
     let dims = ty.shape.dims();
-    let mut out = zeros::<f64>(dims);
+    let mut out = ArrayD::<f64>::zeros(IxDyn(dims));
     elements_mut(&mut out)
         .par_chunks_mut(BLOCK)
         .enumerate()
@@ -74,13 +76,7 @@ fn tabulate(ty: &TensorType, table: Table) -> Tensor<f64> {
 }
 
 fn draw(ty: &TensorType, init: Init, seed: u64, stream: u64) -> Tensor<f64> {
-    let mut out = zeros::<f64>(ty.shape.dims());
-    if let Some(table) = table(ty, init) {
-        for (i, x) in elements_mut(&mut out).iter_mut().enumerate() {
-            *x = round_to(ty.dtype, table(i));
-        }
-        return out.into_shared();
-    }
+    let mut out = ArrayD::<f64>::zeros(IxDyn(ty.shape.dims()));
     elements_mut(&mut out)
         .par_chunks_mut(BLOCK)
         .enumerate()
@@ -97,32 +93,11 @@ fn draw(ty: &TensorType, init: Init, seed: u64, stream: u64) -> Tensor<f64> {
     out.into_shared()
 }
 
-/// Element `i` of a table, for inputs that are tables and not drawn.
-fn table(ty: &TensorType, init: Init) -> Option<Box<dyn Fn(usize) -> f64>> {
-    let first = ty.shape.dims().first().copied().unwrap_or(1);
-    let row = (ty.shape.elements() as usize / first.max(1)).max(1);
-    let columns = ty.shape.from_end(0);
-    let angle = move |i: usize, base: f64| {
-        let (t, c) = (i / columns, i % columns);
-        t as f64 * base.powf(-(c as f64) / columns as f64)
-    };
-    match init {
-        Init::Position => Some(Box::new(move |i| (i / row + 1) as f64)),
-        Init::RotaryCosine { base } => Some(Box::new(move |i| angle(i, base).cos())),
-        Init::RotarySine { base } => Some(Box::new(move |i| angle(i, base).sin())),
-        _ => None,
-    }
-}
-
 fn fill(block: &mut [f64], init: Init, rng: &mut ChaCha8Rng) {
     let mut between = |low: f64, high: f64| low + (high - low) * unit(rng);
     match init {
         // A table is no draw; it is made by its formula.
-        Init::Zeros
-        | Init::Table(_)
-        | Init::Position
-        | Init::RotaryCosine { .. }
-        | Init::RotarySine { .. } => {}
+        Init::Zeros | Init::Table(_) => {}
         Init::Ones => block.fill(1.0),
         Init::Normal { std } => normals(block, std, rng),
         Init::Uniform { low, high } => block.iter_mut().for_each(|x| *x = between(low, high)),

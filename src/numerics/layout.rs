@@ -2,13 +2,14 @@
 
 use ndarray::{Axis, IxDyn, Slice};
 
+use super::pool::Pool;
 use super::real::{Real, Tensor};
-use super::sweep::{Finish, Outcome, Tally, around, copy, elements, elements_mut, standard, sweep, zeros};
+use super::sweep::{Finish, Outcome, Tally, around, copy, elements, elements_mut, standard, sweep};
 use crate::graph::{RowRun, Work};
 
 /// The same elements in row-major order under another shape; free where the operand is row-major already.
-pub(super) fn reshape<R: Real>(a: Tensor<R>, dims: &[usize]) -> Outcome<R> {
-    let reshaped = standard(a)
+pub(super) fn reshape<R: Real>(pool: &mut Pool<R>, a: Tensor<R>, dims: &[usize]) -> Outcome<R> {
+    let reshaped = standard(pool, a)
         .into_shape_with_order(IxDyn(dims))
         .expect("the builder compared the elements");
     Outcome::moved(reshaped)
@@ -33,6 +34,7 @@ pub(super) fn transpose<R: Real>(a: Tensor<R>, permutation: &[usize]) -> Outcome
 
 /// `length` elements of dimension `axis` from `start` on, copied so that the rest can be freed.
 pub(super) fn slice<R: Real>(
+    pool: &mut Pool<R>,
     mut a: Tensor<R>,
     axis: usize,
     start: usize,
@@ -40,7 +42,8 @@ pub(super) fn slice<R: Real>(
     finish: Finish,
 ) -> Outcome<R> {
     a.slice_axis_inplace(Axis(axis), Slice::from(start..start + length));
-    let mut out = copy(&a);
+    let mut out = copy(pool, &a);
+    pool.give(a);
     let tally = sweep(elements_mut(&mut out), 1, |_, block| Tally {
         count: 0,
         non_finite: finish.apply(block),
@@ -53,9 +56,14 @@ pub(super) fn slice<R: Real>(
 }
 
 /// Operands one after the other along `axis`.
-pub(super) fn concatenate<R: Real>(parts: &[Tensor<R>], axis: usize, dims: &[usize]) -> Outcome<R> {
+pub(super) fn concatenate<R: Real>(
+    pool: &mut Pool<R>,
+    parts: Vec<Tensor<R>>,
+    axis: usize,
+    dims: &[usize],
+) -> Outcome<R> {
     let (_, extent, inner) = around(dims, axis);
-    let mut out = zeros(dims);
+    let mut out = pool.scratch(dims);
     let rows: Vec<(usize, &[R])> = parts
         .iter()
         .map(|p| (p.shape()[axis] * inner, elements(p)))
@@ -71,62 +79,72 @@ pub(super) fn concatenate<R: Real>(parts: &[Tensor<R>], axis: usize, dims: &[usi
         }
         Tally::default()
     });
+    for part in parts {
+        pool.give(part);
+    }
     Outcome::moved(out.into_shared())
 }
 
 /// Zeros after the end of `axis`, up to its extent in `dims`.
-pub(super) fn pad<R: Real>(a: &Tensor<R>, axis: usize, dims: &[usize]) -> Outcome<R> {
+pub(super) fn pad<R: Real>(pool: &mut Pool<R>, a: Tensor<R>, axis: usize, dims: &[usize]) -> Outcome<R> {
     let (_, extent, inner) = around(dims, axis);
     let length = a.shape()[axis] * inner;
-    let x = elements(a);
-    let mut out = zeros(dims);
+    let x = elements(&a);
+    let mut out = pool.scratch(dims);
     sweep(elements_mut(&mut out), extent * inner, |offset, block| {
         let first = offset / (extent * inner);
         for (i, row) in block.chunks_exact_mut(extent * inner).enumerate() {
-            row[..length].copy_from_slice(&x[(first + i) * length..][..length]);
+            let (kept, added) = row.split_at_mut(length);
+            added.fill(R::zero());
+            kept.copy_from_slice(&x[(first + i) * length..][..length]);
         }
         Tally::default()
     });
+    pool.give(a);
     Outcome::moved(out.into_shared())
 }
 
 /// Runs of rows of `axis` one after the other, zeros where a run has no source.
 pub(super) fn gather_rows<R: Real>(
-    a: &Tensor<R>,
+    pool: &mut Pool<R>,
+    a: Tensor<R>,
     axis: usize,
     runs: &[RowRun],
     dims: &[usize],
 ) -> Outcome<R> {
     let (_, extent, inner) = around(dims, axis);
     let rows = a.shape()[axis];
-    let x = elements(a);
-    let mut out = zeros(dims);
+    let x = elements(&a);
+    let mut out = pool.scratch(dims);
     sweep(elements_mut(&mut out), extent * inner, |offset, block| {
         let first = offset / (extent * inner).max(1);
         for (i, mut rest) in block.chunks_exact_mut((extent * inner).max(1)).enumerate() {
             let source = &x[(first + i) * rows * inner..][..rows * inner];
             for run in runs {
                 let (part, tail) = rest.split_at_mut(run.rows * inner);
-                if let Some(from) = run.from {
-                    part.copy_from_slice(&source[from * inner..][..run.rows * inner]);
+                match run.from {
+                    Some(from) => part.copy_from_slice(&source[from * inner..][..run.rows * inner]),
+                    None => part.fill(R::zero()),
                 }
                 rest = tail;
             }
         }
         Tally::default()
     });
+    pool.give(a);
     Outcome::moved(out.into_shared())
 }
 
 /// Every element of the minor dimension repeated `times` times in place.
 pub(super) fn repeat_minor<R: Real>(
-    a: &Tensor<R>,
+    pool: &mut Pool<R>,
+    a: Tensor<R>,
     times: usize,
     dims: &[usize],
     finish: Finish,
 ) -> Outcome<R> {
-    let x = elements(a);
-    let mut out = zeros(dims);
+    let x = elements(&a);
+    let mut out = pool.scratch(dims);
     let tally = sweep(elements_mut(&mut out), times, |offset, block| {
         let lanes = block.chunks_exact_mut(times.max(1));
         lanes
@@ -141,6 +159,7 @@ pub(super) fn repeat_minor<R: Real>(
         cross_lane: tally.count,
         ..Work::default()
     };
+    pool.give(a);
     Outcome {
         value: out.into_shared(),
         work,

@@ -1,16 +1,20 @@
 //! Batched matrix products with f32 (or f64) accumulation, and the bf16 decompositions of f32 operands.
 
 use ndarray::linalg::general_mat_mul;
-use ndarray::{ArrayView2, ArrayView3, ArrayViewD, ArrayViewMut2, Axis, Ix2, Ix3, Slice};
+use ndarray::{ArrayView2, ArrayView3, ArrayViewD, ArrayViewMut2, Axis, Ix2, Ix3, IxDyn, Slice};
 
+use super::pool::Pool;
 use super::real::{Real, Tensor};
-use super::sweep::{Finish, Outcome, Tally, blocks, copy, elements_mut, sweep, zeros};
+use super::sweep::{Finish, Outcome, Tally, blocks, copy, elements_mut, sweep};
 use crate::dtype::Dtype;
 use crate::graph::work::PerDtype;
 use crate::graph::{Precision, Work, matmul_dtype};
 
-/// Rows of the result that one task computes: enough to pay for packing the second operand again.
+/// Rows of the result that one task computes at least, to pay for packing the second operand again.
 const ROWS: usize = 256;
+
+/// Tasks that the rows of a tall product are cut into at most, whatever the number of threads.
+const STRIPS: usize = 16;
 
 /// Multiply-adds below which a product is not worth a second thread.
 const SERIAL: usize = 1 << 17;
@@ -30,9 +34,10 @@ pub(super) struct Product {
 ///
 /// Decomposed products count as the one product they stand for.
 pub(super) fn matmul<R: Real>(
+    pool: &mut Pool<R>,
     product: Product,
-    a: &Tensor<R>,
-    b: &Tensor<R>,
+    a: Tensor<R>,
+    b: Tensor<R>,
     dims: &[usize],
     finish: Finish,
 ) -> Outcome<R> {
@@ -45,68 +50,59 @@ pub(super) fn matmul<R: Real>(
             Precision::High => 2,
             Precision::Highest => 3,
         });
-    let split = |t: &Tensor<R>, dtype: Dtype| match passes {
-        Some(n) if dtype == Dtype::F32 => pieces(t, n),
-        _ => vec![t.clone()],
-    };
-    let (a, b) = (split(a, product.dtypes.0), split(b, product.dtypes.1));
-
-    let swap = |t: &Tensor<R>, swapped: bool| {
-        let mut t = t.clone();
+    let mut operand = |t: Tensor<R>, dtype: Dtype, swapped: bool| -> Vec<Tensor<R>> {
+        let mut parts = match passes {
+            Some(n) if dtype == Dtype::F32 => pieces(pool, t, n),
+            _ => vec![t],
+        };
         if swapped {
-            let rank = t.ndim();
-            t.swap_axes(rank - 2, rank - 1);
+            for part in &mut parts {
+                let rank = part.ndim();
+                part.swap_axes(rank - 2, rank - 1);
+            }
         }
-        t
+        parts
     };
-    let a: Vec<Tensor<R>> = a.iter().map(|t| swap(t, product.transposed.0)).collect();
-    let b: Vec<Tensor<R>> = b.iter().map(|t| swap(t, product.transposed.1)).collect();
-    let (m, n) = (dims[dims.len() - 2], dims[dims.len() - 1]);
-    let k = a[0].shape()[a[0].ndim() - 1];
+    let mut left = operand(a, product.dtypes.0, product.transposed.0);
+    let mut right = operand(b, product.dtypes.1, product.transposed.1);
+    let (mut m, n) = (dims[dims.len() - 2], dims[dims.len() - 1]);
+    let k = left[0].shape()[left[0].ndim() - 1];
+    let mut batch = batch_of(dims);
 
     // One weight matrix for all batches: their rows are the rows of one tall product.
-    let shared = b[0].len() == k * n
-        && a.iter()
-            .all(|t| t.is_standard_layout() && t.len() == out_rows(dims) * k);
-    let (batch, m) = if shared {
-        (&[] as &[usize], out_rows(dims))
-    } else {
-        (batch_of(dims), m)
-    };
-    let (a, b): (Vec<_>, Vec<_>) = if shared {
-        let tall = |t: &Tensor<R>| {
-            t.clone()
-                .into_shape_with_order(vec![m, k])
-                .expect("same elements")
-        };
-        let flat = |t: &Tensor<R>| {
-            let mut t = t.clone();
-            while t.ndim() > 2 {
-                t = t.index_axis_move(Axis(0), 0);
+    let all_rows = dims[..dims.len() - 1].iter().product();
+    if right[0].len() == k * n
+        && left
+            .iter()
+            .all(|t| t.is_standard_layout() && t.len() == all_rows * k)
+    {
+        (m, batch) = (all_rows, &[]);
+        let tall = |t: Tensor<R>| t.into_shape_with_order(IxDyn(&[m, k])).expect("same elements");
+        left = left.into_iter().map(tall).collect();
+        for part in &mut right {
+            while part.ndim() > 2 {
+                *part = part.clone().index_axis_move(Axis(0), 0);
             }
-            t
-        };
-        (a.iter().map(tall).collect(), b.iter().map(flat).collect())
-    } else {
-        (a, b)
-    };
-    let a: Vec<Matrices<R>> = a.iter().map(|t| Matrices::new(t.view(), batch)).collect();
-    let b: Vec<Matrices<R>> = b.iter().map(|t| Matrices::new(t.view(), batch)).collect();
+        }
+    }
+    let a: Vec<Matrices<R>> = left.iter().map(|t| Matrices::new(t.view(), batch)).collect();
+    let b: Vec<Matrices<R>> = right.iter().map(|t| Matrices::new(t.view(), batch)).collect();
     let terms = terms(a.len(), b.len(), passes.unwrap_or(1));
 
-    let mut out = zeros(dims);
+    let mut out = pool.scratch(dims);
     let parallel = out.len() * k > SERIAL;
+    let strip = ROWS.max(m.div_ceil(STRIPS));
     let tally = blocks(elements_mut(&mut out), m * n, parallel, |i, matrix| {
         let a: Vec<ArrayView2<R>> = a.iter().map(|t| t.get(i)).collect();
         let b: Vec<ArrayView2<R>> = b.iter().map(|t| t.get(i)).collect();
-        blocks(matrix, ROWS * n, parallel && m > ROWS, |j, rows| {
+        blocks(matrix, strip * n, parallel && m > strip, |j, rows| {
             let height = rows.len() / n;
-            let first = j * ROWS;
+            let first = j * strip;
             let mut c = ArrayViewMut2::from_shape((height, n), &mut *rows).expect("whole rows");
             for (term, &(p, q)) in terms.iter().enumerate() {
-                let strip = a[p].slice_axis(Axis(0), Slice::from(first..first + height));
+                let part = a[p].slice_axis(Axis(0), Slice::from(first..first + height));
                 let keep = if term == 0 { R::zero() } else { R::one() };
-                general_mat_mul(R::one(), &strip, &b[q], keep, &mut c);
+                general_mat_mul(R::one(), &part, &b[q], keep, &mut c);
             }
             Tally {
                 count: 2 * (height * n * k) as u64,
@@ -114,6 +110,9 @@ pub(super) fn matmul<R: Real>(
             }
         })
     });
+    for spent in left.into_iter().chain(right) {
+        pool.give(spent);
+    }
     let work = Work {
         matrix_flops: PerDtype::of(format, tally.count),
         ..Work::default()
@@ -130,12 +129,8 @@ pub(super) fn batch_of(dims: &[usize]) -> &[usize] {
     &dims[..dims.len() - 2]
 }
 
-fn out_rows(dims: &[usize]) -> usize {
-    dims[..dims.len() - 1].iter().product()
-}
-
 /// `t` as a sum of `n` tensors of bf16 values, largest first. What is left beyond a piece that is not finite is zero.
-fn pieces<R: Real>(t: &Tensor<R>, n: usize) -> Vec<Tensor<R>> {
+fn pieces<R: Real>(pool: &mut Pool<R>, t: Tensor<R>, n: usize) -> Vec<Tensor<R>> {
     // Rounding in memory order keeps a transposed operand transposed; anything else becomes row-major.
     let mut order: Vec<usize> = (0..t.ndim()).collect();
     order.sort_by_key(|&axis| std::cmp::Reverse(t.strides()[axis]));
@@ -144,13 +139,20 @@ fn pieces<R: Real>(t: &Tensor<R>, n: usize) -> Vec<Tensor<R>> {
         .iter()
         .enumerate()
         .for_each(|(new, &old)| inverse[old] = new);
-    let mut rest = copy(&t.clone().permuted_axes(order));
+    let t = t.permuted_axes(order);
+    let mut rest = copy(pool, &t);
+    pool.give(t);
     let mut pieces = Vec::with_capacity(n);
     for _ in 1..n {
-        let mut piece = rest.clone();
-        round_bf16(elements_mut(&mut piece));
+        let mut piece = pool.scratch(rest.shape());
+        let source = elements_mut(&mut rest);
+        sweep(elements_mut(&mut piece), 1, |offset, block| {
+            block.copy_from_slice(&source[offset..offset + block.len()]);
+            R::round_slice(Dtype::Bf16, block);
+            Tally::default()
+        });
         let high = elements_mut(&mut piece);
-        sweep(elements_mut(&mut rest), 1, |offset, block| {
+        sweep(source, 1, |offset, block| {
             block.iter_mut().zip(&high[offset..]).for_each(|(x, &h)| {
                 *x = if h.is_finite() { *x - h } else { R::zero() };
             });

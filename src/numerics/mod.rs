@@ -11,6 +11,7 @@ mod inputs;
 mod layout;
 mod matmul;
 mod plan;
+mod pool;
 mod real;
 mod reduce;
 pub mod reference;
@@ -21,7 +22,7 @@ mod sweep;
 
 pub use compare::{RelativeError, relative_error};
 pub use execute::{Arithmetic, ExecuteError, ExecutedWork, Execution, execute};
-pub use inputs::{seeded_inputs, to_f32};
+pub use inputs::{seeded_inputs, tabulate, to_f32};
 pub use plan::{NonFinite, memory_estimate};
 pub use real::{Real, Tensor};
 pub use round::round_to;

@@ -155,8 +155,8 @@ impl Marks {
 /// Bytes that tensors occupy at the worst moment of an execution that keeps the outputs of the graph, elements taking `bytes_per_element`; the
 /// inputs, which the caller holds, included.
 ///
-/// An upper estimate from the liveness of values alone: storage that is reused in place counts twice for that moment, reshapes share the
-/// storage of their operand, a transposed view counts as a copy, and the bf16 pieces of f32 operands are counted with
+/// An upper estimate from the liveness of values alone: storage that is reused in place counts twice for that moment, reshapes
+/// share the storage of their operand, a transposed view counts as a copy, and the bf16 pieces of f32 operands are counted with
 /// their product.
 #[must_use]
 pub fn memory_estimate(graph: &Graph, bytes_per_element: u64) -> u64 {

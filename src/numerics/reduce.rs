@@ -1,8 +1,9 @@
 //! Reductions and cumulative sums. Both accumulate in the machine format and round their results once.
 
 use super::elementwise::{maximum, over};
+use super::pool::Pool;
 use super::real::{Real, Tensor};
-use super::sweep::{Finish, Outcome, Tally, around, blocks, elements, elements_mut, sweep, zeros};
+use super::sweep::{Finish, Outcome, Tally, around, blocks, elements, elements_mut, sweep};
 use crate::graph::work::PerDtype;
 use crate::graph::{ReduceFunction, Work};
 
@@ -11,20 +12,22 @@ const BLOCK: usize = 1 << 14;
 
 /// Sum or maximum along `axis`, which is kept with extent 1.
 pub(super) fn reduce<R: Real>(
+    pool: &mut Pool<R>,
     function: ReduceFunction,
     axis: usize,
-    a: &Tensor<R>,
+    a: Tensor<R>,
     finish: Finish,
 ) -> Outcome<R> {
     match function {
-        ReduceFunction::Sum => fold(axis, a, finish, R::zero(), |x, y| x + y),
-        ReduceFunction::Maximum => fold(axis, a, finish, R::neg_infinity(), maximum),
+        ReduceFunction::Sum => fold(pool, axis, a, finish, R::zero(), |x, y| x + y),
+        ReduceFunction::Maximum => fold(pool, axis, a, finish, R::neg_infinity(), maximum),
     }
 }
 
 fn fold<R: Real>(
+    pool: &mut Pool<R>,
     axis: usize,
-    a: &Tensor<R>,
+    a: Tensor<R>,
     finish: Finish,
     start: R,
     f: impl Fn(R, R) -> R + Sync,
@@ -32,8 +35,8 @@ fn fold<R: Real>(
     let (_, extent, inner) = around(a.shape(), axis);
     let mut dims = a.shape().to_vec();
     dims[axis] = 1;
-    let x = elements(a);
-    let mut out = zeros(&dims);
+    let x = elements(&a);
+    let mut out = pool.scratch(&dims);
     let length = (BLOCK / extent.max(1)).max(1);
     let tally = blocks(elements_mut(&mut out), length, x.len() > BLOCK, |i, block| {
         let mut count = 0;
@@ -70,6 +73,7 @@ fn fold<R: Real>(
         cross_lane: lanes,
         ..Work::default()
     };
+    pool.give(a);
     Outcome {
         value: out.into_shared(),
         work,
@@ -91,9 +95,14 @@ fn fold_lane<R: Real>(lane: &[R], start: R, f: impl Fn(R, R) -> R) -> R {
 }
 
 /// Inclusive cumulative sum along `axis`, first to last.
-pub(super) fn cumulative_sum<R: Real>(axis: usize, a: Tensor<R>, finish: Finish) -> Outcome<R> {
+pub(super) fn cumulative_sum<R: Real>(
+    pool: &mut Pool<R>,
+    axis: usize,
+    a: Tensor<R>,
+    finish: Finish,
+) -> Outcome<R> {
     let (_, extent, inner) = around(a.shape(), axis);
-    let (mut out, source) = over(a);
+    let (mut out, source) = over(pool, a);
     let tally = sweep(elements_mut(&mut out), extent * inner, |offset, block| {
         if let Some(source) = &source {
             block.copy_from_slice(&elements(source)[offset..offset + block.len()]);

@@ -205,6 +205,8 @@ pub struct AttentionMask {
     pub window: Option<usize>,
     /// Nothing from this position on.
     pub keys: usize,
+    /// Position of the first query among the keys.
+    pub first: usize,
 }
 
 /// Softmax attention (arXiv 1706.03762), row by row with all scores of a row at once: `o_i = sum_j w_ij v_j / sum_j w_ij`, `w_ij = e^(q_i k_j - max)`. A
@@ -225,8 +227,9 @@ pub fn softmax_attention(
     check("v", v.shape(), &[keys, v.ncols()])?;
     let mut outputs = Array2::zeros((tokens, v.ncols()));
     for i in 0..tokens {
-        let end = if mask.causal { i + 1 } else { keys }.min(keys).min(mask.keys);
-        let start = mask.window.map_or(0, |window| (i + 1).saturating_sub(window));
+        let at = mask.first + i;
+        let end = if mask.causal { at + 1 } else { keys }.min(keys).min(mask.keys);
+        let start = mask.window.map_or(0, |window| (at + 1).saturating_sub(window));
         let scores: Vec<f64> = (start..end).map(|j| q.row(i).dot(&k.row(j))).collect();
         let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();

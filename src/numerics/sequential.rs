@@ -2,8 +2,9 @@
 
 use super::elementwise::over;
 use super::matmul::{Matrices, batch_of};
+use super::pool::Pool;
 use super::real::{Real, Tensor};
-use super::sweep::{Finish, Outcome, Tally, blocks, elements, elements_mut, sweep, zeros};
+use super::sweep::{Finish, Outcome, Tally, blocks, elements, elements_mut, sweep};
 use crate::graph::Work;
 use crate::graph::work::PerDtype;
 
@@ -17,19 +18,18 @@ fn vector_work(finish: Finish, count: u64) -> Work {
 /// `y[t] = sum_j w[j] x[t - width + 1 + j]`, channel by channel. Rows before a sequence are those of `history` or zero (kernels of the short
 /// convolution multiply their zero halo like any row, and so does this one).
 pub(super) fn causal_convolution<R: Real>(
-    x: &Tensor<R>,
-    taps: &Tensor<R>,
-    history: Option<&Tensor<R>>,
+    pool: &mut Pool<R>,
+    (x, taps, history): (Tensor<R>, Tensor<R>, Option<Tensor<R>>),
     starts: &[usize],
     finish: Finish,
 ) -> Outcome<R> {
     let rank = x.ndim();
     let (tokens, channels) = (x.shape()[rank - 2], x.shape()[rank - 1]);
     let width = taps.shape()[0];
-    let (rows, taps) = (elements(x), elements(taps));
-    let history = history.map(elements);
+    let (rows, weights) = (elements(&x), elements(&taps));
+    let before = history.as_ref().map(elements);
     let zero_row = vec![R::zero(); channels];
-    let mut out = zeros(x.shape());
+    let mut out = pool.scratch(x.shape());
     let tally = sweep(elements_mut(&mut out), channels, |offset, block| {
         let first = offset / channels.max(1);
         let mut count = 0;
@@ -40,16 +40,19 @@ pub(super) fn causal_convolution<R: Real>(
                 0 => 0,
                 after => starts[after - 1],
             };
+            if width == 0 {
+                y.fill(R::zero());
+            }
             for j in 0..width {
                 let back = width - 1 - j;
                 let source = if start + back <= token {
                     &rows[(row - back) * channels..][..channels]
-                } else if let Some(history) = history {
-                    &history[(batch * (width - 1) + token + width - 1 - back) * channels..][..channels]
+                } else if let Some(before) = before {
+                    &before[(batch * (width - 1) + token + width - 1 - back) * channels..][..channels]
                 } else {
                     &zero_row
                 };
-                let tap = &taps[j * channels..][..channels];
+                let tap = &weights[j * channels..][..channels];
                 let terms = y.iter_mut().zip(source.iter().zip(tap));
                 if j == 0 {
                     terms.for_each(|(y, (&x, &w))| *y = x * w);
@@ -65,6 +68,9 @@ pub(super) fn causal_convolution<R: Real>(
             non_finite: finish.apply(block),
         }
     });
+    for spent in [Some(x), Some(taps), history].into_iter().flatten() {
+        pool.give(spent);
+    }
     Outcome {
         value: out.into_shared(),
         work: vector_work(finish, tally.count),
@@ -75,7 +81,8 @@ pub(super) fn causal_convolution<R: Real>(
 /// `X = (I + L)^-1 B`, `X[r] = B[r] - sum_{i < r} L[r, i] X[i]`, or, with the transpose, `X = (I + L)^-T B`,
 /// `X[r] = B[r] - sum_{i > r} L[i, r] X[i]`; leading dimensions broadcast to those of `dims`.
 pub(super) fn substitution<R: Real>(
-    l: &Tensor<R>,
+    pool: &mut Pool<R>,
+    l: Tensor<R>,
     b: Tensor<R>,
     dims: &[usize],
     transposed: bool,
@@ -84,9 +91,9 @@ pub(super) fn substitution<R: Real>(
     let (n, width) = (dims[dims.len() - 2], dims[dims.len() - 1]);
     let systems = Matrices::new(l.view(), batch_of(dims));
     let (mut out, source) = if b.shape() == dims {
-        over(b)
+        over(pool, b)
     } else {
-        (zeros(dims), Some(b))
+        (pool.scratch(dims), Some(b))
     };
     let sides = source.as_ref().map(|b| Matrices::new(b.view(), batch_of(dims)));
     let parallel = out.len() * n > 1 << 16;
@@ -121,6 +128,7 @@ pub(super) fn substitution<R: Real>(
             non_finite: finish.apply(x),
         }
     });
+    pool.give(l);
     Outcome {
         value: out.into_shared(),
         work: vector_work(finish, tally.count),
@@ -130,9 +138,9 @@ pub(super) fn substitution<R: Real>(
 
 /// The lower Cholesky factor of every matrix, right-looking, in place; zeros above the diagonal. A matrix that is not positive
 /// definite gives NaN from its first bad pivot on.
-pub(super) fn cholesky<R: Real>(a: Tensor<R>, finish: Finish) -> Outcome<R> {
+pub(super) fn cholesky<R: Real>(pool: &mut Pool<R>, a: Tensor<R>, finish: Finish) -> Outcome<R> {
     let n = a.shape()[a.ndim() - 1];
-    let (mut out, source) = over(a);
+    let (mut out, source) = over(pool, a);
     let parallel = out.len() * n > 1 << 16;
     let pivots = std::sync::atomic::AtomicU64::new(0);
     let tally = blocks(elements_mut(&mut out), n * n, parallel, |i, m| {

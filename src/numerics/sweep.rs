@@ -1,8 +1,9 @@
 //! Going over a result in blocks: in parallel where it is large, rounded and checked while the block is in cache.
 
-use ndarray::{ArrayD, ArrayViewMut, Axis, IxDyn};
+use ndarray::{ArrayD, ArrayViewMut, Axis};
 use rayon::prelude::*;
 
+use super::pool::Pool;
 use super::real::{Real, Tensor};
 use crate::dtype::Dtype;
 use crate::graph::Work;
@@ -69,19 +70,17 @@ impl Finish {
         if self.round {
             R::round_slice(self.dtype, block);
         }
-        // Comparisons with NaN are false. No early exit, so that the loop vectorises.
-        let (inf, floor) = (
-            R::infinity(),
-            if self.minus_infinity_fails {
-                R::min_value()
-            } else {
-                R::neg_infinity()
-            },
-        );
-        let fine = block
+        self.fails(block)
+    }
+
+    /// Whether the block holds a value that counts as a failure.
+    pub(super) fn fails<R: Real>(self, block: &[R]) -> bool {
+        if R::all_finite(block) {
+            return false;
+        }
+        block
             .iter()
-            .fold(1, |fine, &x| fine & u32::from(x < inf) & u32::from(x >= floor));
-        fine == 0
+            .any(|x| !x.is_finite() && (self.minus_infinity_fails || *x != R::neg_infinity()))
     }
 }
 
@@ -118,9 +117,12 @@ where
     }
 }
 
-/// A tensor of zeros; the pages are not touched before they are written.
-pub(super) fn zeros<R: Real>(dims: &[usize]) -> ArrayD<R> {
-    ArrayD::zeros(IxDyn(dims))
+/// Calls `f` on consecutive blocks of elements that are only read.
+pub(super) fn visit<R: Real>(elements: &[R], f: impl Fn(&[R]) -> Tally + Sync + Send) -> Tally {
+    elements
+        .par_chunks(SERIAL)
+        .map(f)
+        .reduce(Tally::default, Tally::merge)
 }
 
 /// The elements of an array that the caller made in standard layout.
@@ -134,18 +136,19 @@ pub(super) fn elements<R: Real>(tensor: &Tensor<R>) -> &[R] {
 }
 
 /// The tensor in row-major order without gaps; copied only where it is not.
-pub(super) fn standard<R: Real>(tensor: Tensor<R>) -> Tensor<R> {
+pub(super) fn standard<R: Real>(pool: &mut Pool<R>, tensor: Tensor<R>) -> Tensor<R> {
     if tensor.is_standard_layout() {
-        tensor
-    } else {
-        copy(&tensor).into_shared()
+        return tensor;
     }
+    let out = copy(pool, &tensor).into_shared();
+    pool.give(tensor);
+    out
 }
 
 /// A row-major copy, in parallel over the first dimension that has an extent.
-pub(super) fn copy<R: Real>(tensor: &Tensor<R>) -> ArrayD<R> {
+pub(super) fn copy<R: Real>(pool: &mut Pool<R>, tensor: &Tensor<R>) -> ArrayD<R> {
     let dims = tensor.shape();
-    let mut out = zeros(dims);
+    let mut out = pool.scratch(dims);
     let Some(axis) = dims.iter().position(|&d| d > 1).filter(|_| out.len() > SERIAL) else {
         out.assign(tensor);
         return out;

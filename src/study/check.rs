@@ -111,7 +111,7 @@ pub fn check(workload: &Workload, extent: Extent) -> Result<NumericResult, Check
     };
     let exact = match &tokens {
         None => execute(graph, &inputs, &keep, Arithmetic::Exact)?,
-        Some(tokens) => run_steps(&built, &inputs, tokens, &keep, Arithmetic::Exact)?,
+        Some(tokens) => run_steps(&layer, &built, &inputs, tokens, &keep, Arithmetic::Exact)?,
     };
     let (reference_output, reference_state) = recurrence::by_token(&built, &layer, &exact)?;
     let largest_decay = core
@@ -133,7 +133,7 @@ pub fn check(workload: &Workload, extent: Extent) -> Result<NumericResult, Check
         None => execute(graph, &inputs, &keep, Arithmetic::Declared)?,
         Some(tokens) => {
             let tokens = tokens.mapv(|x| x as f32).into_shared();
-            run_steps(&built, &inputs, &tokens, &keep, Arithmetic::Declared)?
+            run_steps(&layer, &built, &inputs, &tokens, &keep, Arithmetic::Declared)?
         }
     };
     let output = relative_error(tensor(&declared, core.output, "core output")?, &reference_output)

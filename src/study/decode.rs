@@ -7,8 +7,8 @@ use ndarray::{Axis, Slice, concatenate};
 use super::check::CheckError;
 use crate::graph::{Builder, Init, NodeId, Op, Role, Stage, Value};
 use crate::layer::Layer;
-use crate::mechanisms::LayerGraph;
-use crate::numerics::{Arithmetic, Execution, Real, Tensor, execute, seeded_inputs};
+use crate::mechanisms::{self, Core, LayerGraph};
+use crate::numerics::{Arithmetic, Execution, Real, Tensor, execute, seeded_inputs, tabulate};
 
 /// Inputs `[B, steps, d]` of the layer, drawn as those of a forward pass over as many tokens with the same seed.
 ///
@@ -32,74 +32,103 @@ pub fn seeded_tokens(layer: &Layer, steps: usize, seed: u64) -> Result<Tensor<f6
 
 /// Runs a decode graph over `tokens [B, steps, d]`, the states of every step fed into the next.
 ///
-/// `inputs` holds the weights and the states of the first step; an output is the next value of the state input of the same name. Values in core
-/// layout come back with all steps along the chunk dimension, the initial state as the first step sees it, the final state as the last
+/// `inputs` holds the weights, states and caches of the first step; an output is the next value of the state input of the same name, or the row that is
+/// appended to a cache, which is cut to what a window leaves. Where positions matter the graph is built again for the position of every step, tables included. Values in
+/// core layout come back with all steps along the chunk dimension, initial states and caches as the first step sees them, the final state as the last
 /// leaves it, FP8 codes multiplied by their scales. Work is the sum of all steps.
 ///
 /// # Errors
-/// Where a step cannot be executed, or the graph has no input `x`.
+/// Where a step cannot be built or executed, the graph has no input `x`, or `keep` asks for a value that is not part of its core.
 pub fn run_steps<R: Real>(
+    layer: &Layer,
     built: &LayerGraph,
     inputs: &BTreeMap<NodeId, Tensor<R>>,
     tokens: &Tensor<R>,
     keep: &[Value],
     arithmetic: Arithmetic,
 ) -> Result<Execution<R>, CheckError> {
-    let LayerGraph { graph, core } = built;
-    let (x, _) = graph
-        .inputs()
-        .find(|(_, node)| node.name == "x")
-        .ok_or_else(|| fault("x", "is no input of the graph"))?;
-    let states: Vec<(NodeId, Value)> = graph
-        .inputs()
-        .filter(|(_, node)| {
-            matches!(
-                node.op,
-                Op::Input {
-                    role: Role::State,
-                    ..
-                }
-            )
-        })
-        .filter_map(|(id, node)| Some((id, graph.output(&node.name)?)))
-        .collect();
-    let scale = graph.output("state_scale");
-    // A value asked for twice is one value.
+    // Graphs of different positions may number their nodes differently: inputs go by their order, values by their part in the core.
+    let mut current = Vec::new();
+    let mut token_input = None;
+    for (i, (id, node)) in built.graph.inputs().enumerate() {
+        if node.name == "x" {
+            token_input = Some(i);
+        }
+        let given = inputs.get(&id).cloned();
+        current.push(given.ok_or_else(|| fault("input", &format!("`{}` is not given", node.name)))?);
+    }
+    let x = token_input.ok_or_else(|| fault("x", "is no input of the graph"))?;
+    let parts = core_values(&built.core);
     let kept: BTreeSet<Value> = keep.iter().copied().collect();
-    let mut wanted = keep.to_vec();
-    wanted.extend(states.iter().map(|(_, next)| *next));
-    wanted.extend(scale);
-    wanted.extend(core.final_state);
+    if !kept.iter().all(|value| parts.contains(value)) {
+        return Err(fault("value of a step", "is no part of the core"));
+    }
 
-    let mut inputs = inputs.clone();
     let mut steps: BTreeMap<Value, Vec<Tensor<R>>> = BTreeMap::new();
     let mut total: Option<Execution<R>> = None;
     for step in 0..tokens.shape().get(1).copied().unwrap_or(0) {
+        let now = Layer {
+            context: layer.context + step,
+            ..layer.clone()
+        };
+        let moved = (step > 0 && layer.mechanism.uses("context")).then(|| mechanisms::build(&now));
+        let moved = moved.transpose()?;
+        let LayerGraph { graph, core } = moved.as_ref().unwrap_or(built);
         let token = tokens.slice_axis(Axis(1), Slice::from(step..=step));
-        inputs.insert(x, token.to_owned().into_shared());
-        let mut execution = execute(graph, &inputs, &wanted, arithmetic)?;
-        for (input, next) in &states {
-            if let Some(state) = execution.values.get(next) {
-                inputs.insert(*input, state.clone());
-            }
+        current[x] = token.to_owned().into_shared();
+        if graph.inputs().count() != current.len() {
+            return Err(fault("input", "comes or goes with the position"));
         }
-        for &value in &kept {
-            let Some(tensor) = execution.values.get(&value) else {
+        let mut fed = BTreeMap::new();
+        for ((id, node), tensor) in graph.inputs().zip(&current) {
+            let tensor = match node.op {
+                Op::Input {
+                    init: Init::Table(table),
+                    role: Role::Weight,
+                } if moved.is_some() => tabulate(&node.results[0], table).mapv(R::from_f64).into_shared(),
+                _ => tensor.clone(),
+            };
+            fed.insert(id, tensor);
+        }
+
+        let same: BTreeMap<Value, Value> = parts.iter().copied().zip(core_values(core)).collect();
+        let mut wanted: Vec<Value> = kept.iter().filter_map(|value| same.get(value)).copied().collect();
+        wanted.extend(graph.outputs().iter().map(|(_, value)| *value));
+        let mut execution = execute(graph, &fed, &wanted, arithmetic)?;
+
+        let longest = Layer {
+            context: now.context + 1,
+            ..now
+        }
+        .cached_tokens();
+        for ((_, node), before) in graph.inputs().zip(&mut current) {
+            let next = graph
+                .output(&node.name)
+                .and_then(|value| execution.values.get(&value));
+            let (Some(next), Op::Input { role, .. }) = (next, &node.op) else {
                 continue;
             };
-            steps.entry(value).or_default().push(tensor.clone());
+            *before = match role {
+                Role::Cache => appended(before, next, longest)?,
+                Role::State => next.clone(),
+                Role::Activation | Role::Weight | Role::Body => continue,
+            };
         }
-        let codes = core
-            .final_state
-            .and_then(|state| Some((state, execution.values.get(&state)?)));
-        if let (Some(scale), Some((final_state, codes))) = (scale, codes) {
+        let of_step = |value: Value| execution.values.get(same.get(&value)?).cloned();
+        for &value in &kept {
+            if let Some(tensor) = of_step(value) {
+                steps.entry(value).or_default().push(tensor);
+            }
+        }
+        let mut final_state = built.core.final_state.and_then(of_step);
+        if let (Some(scale), Some(codes)) = (graph.output("state_scale"), &final_state) {
             let scale = execution
                 .values
                 .get(&scale)
                 .ok_or_else(|| fault("state scale", "was not kept"))?;
-            let state = (codes * scale).into_shared();
-            execution.values.insert(final_state, state);
+            final_state = Some((codes * scale).into_shared());
         }
+        execution.values = built.core.final_state.into_iter().zip(final_state).collect();
         total = Some(match total {
             None => execution,
             Some(before) => Execution {
@@ -114,21 +143,42 @@ pub fn run_steps<R: Real>(
     }
     let mut total = total.ok_or_else(|| fault("x", "has no tokens"))?;
     for (value, parts) in steps {
-        if Some(value) == core.final_state {
+        if Some(value) == built.core.final_state {
             continue;
         }
         let Some(first) = parts.first() else { continue };
         let whole = if first.ndim() == 6 {
-            let views: Vec<_> = parts.iter().map(|part| part.view()).collect();
-            concatenate(Axis(3), &views)
-                .map_err(|e| fault("value of a step", &e.to_string()))?
-                .into_shared()
+            joined(Axis(3), &parts)?
         } else {
             first.clone()
         };
         total.values.insert(value, whole);
     }
     Ok(total)
+}
+
+/// Everything a core names, in one order.
+fn core_values(core: &Core) -> Vec<Value> {
+    let mut values = core.recurrence.values();
+    values.push(core.output);
+    values.extend(core.final_state);
+    values.extend(core.initial_state);
+    values.extend(core.log_decay);
+    values
+}
+
+/// A cache `[B, heads, 1, rows, channels]` with one more row, of which the last `longest` are left.
+fn appended<R: Real>(cache: &Tensor<R>, row: &Tensor<R>, longest: usize) -> Result<Tensor<R>, CheckError> {
+    let all = joined(Axis(3), &[cache.clone(), row.clone()])?;
+    let rows = all.shape()[3];
+    let last = Slice::from(rows.saturating_sub(longest)..rows);
+    Ok(all.slice_axis(Axis(3), last).to_owned().into_shared())
+}
+
+fn joined<R: Real>(axis: Axis, parts: &[Tensor<R>]) -> Result<Tensor<R>, CheckError> {
+    let views: Vec<_> = parts.iter().map(|part| part.view()).collect();
+    let whole = concatenate(axis, &views).map_err(|e| fault("value of a step", &e.to_string()))?;
+    Ok(whole.into_shared())
 }
 
 fn fault(what: &'static str, problem: &str) -> CheckError {

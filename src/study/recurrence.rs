@@ -2,14 +2,15 @@
 
 use std::ops::Range;
 
-use ndarray::{Array2, ArrayD, Axis, Ix2, Slice};
+use ndarray::{Array2, ArrayD, Axis, Ix2, Slice, concatenate};
+use rayon::prelude::*;
 
 use super::check::{CheckError, tensor};
 use crate::graph::{Value, retention_decay};
-use crate::layer::{Layer, Pass, ReadConvention};
+use crate::layer::{Layer, Pass, ReadConvention, Sequence};
 use crate::mechanisms::{
-    DeltaRuleInputs, DiagonalLowRankInputs, GatedOuterInputs, LayerGraph, MesaInputs, NORMALISER_EPSILON,
-    OuterDecay, Readout, Recurrence, SoftmaxInputs,
+    CachedSoftmaxInputs, DeltaRuleInputs, DiagonalLowRankInputs, GatedOuterInputs, LayerGraph, MesaInputs,
+    NORMALISER_EPSILON, OuterDecay, Readout, Recurrence, SoftmaxInputs,
 };
 use crate::numerics::reference::{self, Read};
 use crate::numerics::{Execution, Tensor};
@@ -40,65 +41,78 @@ pub(super) fn by_token(
             .map(|(i, s)| (0, Some(s.row..s.row + s.tokens), i))
             .collect()
     };
-    for (batch, part, entry) in sequences {
+    let mut heads = Vec::with_capacity(sequences.len() * o[1] * o[2]);
+    for (batch, part, entry) in &sequences {
         for key_head in 0..o[1] {
             for value_head in 0..o[2] {
                 let head = Head {
                     exact,
-                    at: [batch, key_head, value_head],
+                    at: [*batch, key_head, value_head],
                     part: part.clone(),
                 };
-                let initial = match built.core.initial_state {
-                    Some(initial) => Head {
-                        at: [entry, key_head, value_head],
-                        part: None,
-                        ..head
-                    }
-                    .rows(initial, "initial state")?,
-                    None => Array2::zeros((key_rows, width)),
-                };
-                let result = match &built.core.recurrence {
-                    Recurrence::DeltaRule(inputs) => delta_rule(inputs, &head, &initial)?,
-                    Recurrence::GatedOuterProduct(inputs) => {
-                        gated_outer_product(inputs, layer, &head, &initial)?
-                    }
-                    Recurrence::DiagonalPlusLowRank(inputs) => diagonal_low_rank(inputs, &head, &initial)?,
-                    Recurrence::Softmax(inputs) => {
-                        put(&mut output, head.at, 0, &softmax(inputs, layer, &head)?);
-                        continue;
-                    }
-                    Recurrence::Mesa(inputs) => mesa(inputs, &head)?,
-                };
-                put(
-                    &mut output,
-                    head.at,
-                    part.as_ref().map_or(0, |p| p.start),
-                    &result.outputs,
-                );
-                if let Some(state) = &mut state {
-                    put(state, [entry, key_head, value_head], 0, &result.state);
-                }
+                heads.push((head, *entry));
+            }
+        }
+    }
+    // As many heads at a time as there are threads: the operands and results of a head are copies.
+    for group in heads.chunks(rayon::current_num_threads().max(1)) {
+        let results: Vec<_> = group
+            .par_iter()
+            .map(|(head, entry)| one_head(built, layer, head, *entry, (key_rows, width)))
+            .collect();
+        for ((head, entry), result) in group.iter().zip(results) {
+            let (outputs, last) = result?;
+            let start = head.part.as_ref().map_or(0, |p| p.start);
+            put(&mut output, head.at, start, &outputs);
+            if let (Some(state), Some(last)) = (&mut state, last) {
+                put(state, [*entry, head.at[1], head.at[2]], 0, &last);
             }
         }
     }
     Ok((output, state))
 }
 
+/// Outputs of one head and, where the mechanism has one, its final state of shape `dims`; `entry` is its sequence among the states.
+fn one_head(
+    built: &LayerGraph,
+    layer: &Layer,
+    head: &Head<'_>,
+    entry: usize,
+    dims: (usize, usize),
+) -> Result<(Array2<f64>, Option<Array2<f64>>), CheckError> {
+    let initial = match built.core.initial_state {
+        Some(initial) => head.state(entry).rows(initial, "initial state")?,
+        None => Array2::zeros(dims),
+    };
+    let result = match &built.core.recurrence {
+        Recurrence::DeltaRule(inputs) => delta_rule(inputs, layer, head, &initial)?,
+        Recurrence::GatedOuterProduct(inputs) => gated_outer_product(inputs, layer, head, entry, &initial)?,
+        Recurrence::DiagonalPlusLowRank(inputs) => diagonal_low_rank(inputs, head, &initial)?,
+        Recurrence::Softmax(inputs) => return Ok((softmax(inputs, layer, head, entry)?, None)),
+        Recurrence::CachedSoftmax(inputs) => return Ok((cached_softmax(inputs, layer, head)?, None)),
+        Recurrence::Mesa(inputs) => mesa(inputs, head, &initial)?,
+    };
+    Ok((result.outputs, Some(result.state)))
+}
+
 fn delta_rule(
     inputs: &DeltaRuleInputs,
+    layer: &Layer,
     head: &Head<'_>,
     initial: &Array2<f64>,
 ) -> Result<reference::Recurrence, CheckError> {
-    let write_key = head.rows(inputs.write_key, "write key")?;
-    let mut read_key = head.rows(inputs.read_key, "read key")?;
-    let mut value = head.rows(inputs.value, "value")?;
+    // Everything but the query has a row per write.
+    let by_write = head.times(layer.householder_steps);
+    let write_key = by_write.rows(inputs.write_key, "write key")?;
+    let mut read_key = by_write.rows(inputs.read_key, "read key")?;
+    let mut value = by_write.rows(inputs.value, "value")?;
     if let Some(step) = inputs.step {
-        let step = head.rows(step, "step size")?;
+        let step = by_write.rows(step, "step size")?;
         read_key *= &step;
         value *= &step;
     }
     let decay = match inputs.log_decay {
-        Some(decay) => channels(head.rows(decay, "log decay")?, write_key.ncols()),
+        Some(decay) => channels(by_write.rows(decay, "log decay")?, write_key.ncols()),
         None => Array2::zeros(write_key.dim()),
     };
     let read = match inputs.read {
@@ -137,6 +151,7 @@ fn gated_outer_product(
     inputs: &GatedOuterInputs,
     layer: &Layer,
     head: &Head<'_>,
+    entry: usize,
     initial: &Array2<f64>,
 ) -> Result<reference::Recurrence, CheckError> {
     let query = head.rows(inputs.query, "query")?;
@@ -172,7 +187,13 @@ fn gated_outer_product(
         }
         Readout::Normalised { initial } => {
             let start = match initial {
-                Some(initial) => head.rows(initial, "initial normaliser")?.reversed_axes(),
+                Some(initial) => {
+                    // Decoded tokens have one each; the recurrence starts from that of the first.
+                    let sums = head.state(entry).rows(initial, "initial normaliser")?;
+                    sums.slice_axis(Axis(0), Slice::from(..1))
+                        .to_owned()
+                        .reversed_axes()
+                }
                 None => Array2::zeros((dk, 1)),
             };
             // The sum of keys is the state of a head whose values are all one.
@@ -201,27 +222,79 @@ fn diagonal_low_rank(
     reference::diagonal_plus_low_rank(&operands, initial).map_err(misfit)
 }
 
-/// Softmax attention of one head; keys have their own number of padded rows.
-fn softmax(inputs: &SoftmaxInputs, layer: &Layer, head: &Head<'_>) -> Result<Array2<f64>, CheckError> {
-    let query = head.rows(inputs.query, "query")?;
-    let (key, value) = (head.rows(inputs.key, "key")?, head.rows(inputs.value, "value")?);
+/// Softmax attention of one head of the sequence `entry`; queries and keys have their own numbers of padded rows, which are computed like any other.
+fn softmax(
+    inputs: &SoftmaxInputs,
+    layer: &Layer,
+    head: &Head<'_>,
+    entry: usize,
+) -> Result<Array2<f64>, CheckError> {
+    let by_key = layer.key_blocks();
+    let (queries, keys, tokens) = if layer.sequences.is_empty() {
+        (head.clone(), head.clone(), layer.tokens)
+    } else {
+        let blocks = |layer: &Layer| {
+            let sequence = layer.packed_sequences().get(entry).copied();
+            let rows = |s: Sequence| s.row..s.row + s.tokens.next_multiple_of(layer.chunk);
+            Head {
+                part: sequence.map(rows),
+                ..head.clone()
+            }
+        };
+        let tokens = layer.sequences.get(entry).copied().unwrap_or_default();
+        (blocks(layer), blocks(&by_key), tokens)
+    };
+    let query = queries.rows(inputs.query, "query")?;
+    let (key, value) = (keys.rows(inputs.key, "key")?, keys.rows(inputs.value, "value")?);
     let valid = if layer.attention.causal {
         key.nrows()
     } else {
-        layer.tokens
+        tokens
     };
     let mask = reference::AttentionMask {
         causal: layer.attention.causal,
         window: layer.attention.window,
         keys: valid,
+        first: 0,
     };
-    reference::softmax_attention(&query, &key, &value, mask).map_err(|e| CheckError::Shape {
-        what: "attention",
-        problem: e.to_string(),
-    })
+    reference::softmax_attention(&query, &key, &value, mask).map_err(misfit)
 }
 
-fn mesa(inputs: &MesaInputs, head: &Head<'_>) -> Result<reference::Recurrence, CheckError> {
+/// Softmax attention of decoded tokens, one row each, to the cache of the first of them and to each other.
+fn cached_softmax(
+    inputs: &CachedSoftmaxInputs,
+    layer: &Layer,
+    head: &Head<'_>,
+) -> Result<Array2<f64>, CheckError> {
+    let query = head.rows(inputs.query, "query")?;
+    let (mut key, mut value) = (head.rows(inputs.key, "key")?, head.rows(inputs.value, "value")?);
+    let mut first = 0;
+    if let Some((keys, values)) = inputs.earlier {
+        let earlier = head.rows(keys, "cached keys")?;
+        first = earlier.nrows();
+        let after = |cached: Array2<f64>, own: Array2<f64>, what: &'static str| {
+            concatenate(Axis(0), &[cached.view(), own.view()]).map_err(|e| CheckError::Shape {
+                what,
+                problem: e.to_string(),
+            })
+        };
+        key = after(earlier, key, "cached keys")?;
+        value = after(head.rows(values, "cached values")?, value, "cached values")?;
+    }
+    let mask = reference::AttentionMask {
+        causal: true,
+        window: layer.attention.window,
+        keys: key.nrows(),
+        first,
+    };
+    reference::softmax_attention(&query, &key, &value, mask).map_err(misfit)
+}
+
+fn mesa(
+    inputs: &MesaInputs,
+    head: &Head<'_>,
+    initial: &Array2<f64>,
+) -> Result<reference::Recurrence, CheckError> {
     let query = head.rows(inputs.query, "query")?;
     let key = head.rows(inputs.key, "key")?;
     let value = head.rows(inputs.value, "value")?;
@@ -230,11 +303,10 @@ fn mesa(inputs: &MesaInputs, head: &Head<'_>) -> Result<reference::Recurrence, C
         Some(decay) => head.rows(decay, "log decay")?,
         None => Array2::zeros(step.raw_dim()),
     };
+    // A parameter: the same at every step of a decode.
     let lambda = head.rows(inputs.lambda, "lambda")?;
-    reference::mesa::mesa(&query, &key, &value, &step, &decay, &lambda).map_err(|e| CheckError::Shape {
-        what: "recurrence",
-        problem: e.to_string(),
-    })
+    let lambda = lambda.slice_axis(Axis(0), Slice::from(..1)).to_owned();
+    reference::mesa::mesa(&query, &key, &value, &step, &decay, &lambda, initial).map_err(misfit)
 }
 
 /// One head of core-layout tensors.
@@ -248,6 +320,24 @@ struct Head<'a> {
 }
 
 impl Head<'_> {
+    /// The same head of tensors with `times` rows for each of these.
+    fn times(&self, times: usize) -> Self {
+        Head {
+            part: self.part.as_ref().map(|p| times * p.start..times * p.end),
+            ..self.clone()
+        }
+    }
+
+    /// The same head of the states, of which every sequence has an entry.
+    fn state(&self, entry: usize) -> Self {
+        let [_, key_head, value_head] = self.at;
+        Head {
+            at: [entry, key_head, value_head],
+            part: None,
+            ..self.clone()
+        }
+    }
+
     /// The part of a tensor that belongs to this head, as `[rows, channels]`, rows of all chunks together; leading extents of 1 are shared.
     fn rows(&self, value: Value, what: &'static str) -> Result<Array2<f64>, CheckError> {
         let whole: &Tensor<f64> = tensor(self.exact, value, what)?;

@@ -470,6 +470,11 @@ fn padding_warning(layer: &Layer) -> Option<String> {
     if share <= NOTABLE_PADDING {
         return None;
     }
+    let steps = if layer.is_attention() {
+        ("block_q", "blocks")
+    } else {
+        ("chunk", "chunks")
+    };
     let whole: usize = match layer.sequences.len() {
         0 => rows,
         _ => layer
@@ -480,18 +485,20 @@ fn padding_warning(layer: &Layer) -> Option<String> {
     };
     let advice = if whole < rows {
         format!(
-            "whole chunks need {whole} rows, the rest is `padded_rows`; use a smaller chunk, or fewer rows"
+            "whole {} need {whole} rows, the rest is `padded_rows`; use a smaller {}, or fewer rows",
+            steps.1, steps.0
         )
     } else {
-        "use a smaller chunk, or longer sequences".to_owned()
+        format!("use a smaller {}, or longer sequences", steps.0)
     };
     let sequences = match layer.sequences.len() {
         0 => String::new(),
         n => format!(" of {n} sequences"),
     };
     Some(format!(
-        "the core works on {rows} rows for {tokens} tokens{sequences}: {:.1} % are padding at chunk {}; {advice}",
+        "the core works on {rows} rows for {tokens} tokens{sequences}: {:.1} % are padding at {} {}; {advice}",
         100.0 * share,
+        steps.0,
         layer.chunk
     ))
 }

@@ -68,6 +68,7 @@ struct LayerFile {
     tokens: Option<Size>,
     sequences: Option<Vec<Size>>,
     padded_rows: Option<Size>,
+    context: Option<Size>,
     model_width: Size,
     key_heads: Size,
     value_heads: Option<Size>,
@@ -549,26 +550,41 @@ fn layer(
         if !mechanism.uses(field) && document.node(&format!("layer.{field}")).is_some() {
             let message = format!("`{}` does not read `{field}`; remove the key", mechanism.name);
             errors.push(document.error_at_key(&format!("layer.{field}"), message));
-        } else if document.node(&format!("layer.{field}")).is_some() {
-            let other = match pass {
-                Pass::Forward => fields::DECODE,
-                Pass::Decode => fields::CHUNK_FORM,
+        } else if document.node(&format!("layer.{field}")).is_some() && unread(pass, field) {
+            let pass = match pass {
+                Pass::Forward => "forward",
+                Pass::Decode => "decode",
             };
-            if other.contains(&field) {
-                let pass = match pass {
-                    Pass::Forward => "forward",
-                    Pass::Decode => "decode",
-                };
-                let message = format!("`pass: {pass}` does not read `{field}`; remove the key");
-                errors.push(document.error_at_key(&format!("layer.{field}"), message));
-            }
+            let message = format!("`pass: {pass}` does not read `{field}`; remove the key");
+            errors.push(document.error_at_key(&format!("layer.{field}"), message));
         }
     }
-    if pass == Pass::Decode && !mechanism.uses("readout") {
+    if pass == Pass::Decode && !mechanism.decodes() {
         let message = format!("`{}` has no decode step; use `pass: forward`", mechanism.name);
         errors.push(document.error_at("pass", message));
         return None;
     }
+    let mut complain = |field: &str, message: String| {
+        errors.push(document.error_at(&format!("layer.{field}"), message));
+    };
+    let context = match (pass == Pass::Decode && mechanism.uses("context"), file.context) {
+        (true, Some(Size(context))) => {
+            if context > LARGEST_EXTENT {
+                complain("context", format!("expected at most {LARGEST_EXTENT}"));
+                return None;
+            }
+            context
+        }
+        (true, None) => {
+            let message = format!(
+                "missing key `context`; a decode step of `{}` needs the tokens before it, for instance `context: 8192`",
+                mechanism.name
+            );
+            errors.push(document.error_at("layer", message));
+            return None;
+        }
+        (false, _) => 0,
+    };
     let mut complain = |field: &str, message: String| {
         errors.push(document.error_at(&format!("layer.{field}"), message));
     };
@@ -705,7 +721,10 @@ fn layer(
     let scores = if mechanism.uses("chunk") {
         0.0
     } else {
-        (batch * value_heads) as f64 * (tokens as f64).powi(2) * (key_dim + value_dim) as f64
+        // Absorbed queries of latent attention meet latents.
+        let channels = (key_dim + value_dim).max(2 * file.latent_rank.map_or(0, |rank| rank.0));
+        let seen = (tokens + context) as f64;
+        (batch * value_heads) as f64 * tokens as f64 * seen * channels as f64
     };
     let work = sizes.multiply_adds() + scores;
     if work > LARGEST_LAYER {
@@ -765,6 +784,7 @@ fn layer(
         tokens,
         sequences,
         padded_rows,
+        context,
         model_width,
         key_heads,
         value_heads,
@@ -1004,6 +1024,7 @@ fn optional_fields() -> impl Iterator<Item = &'static str> {
         fields::COMMON,
         fields::PACKED,
         fields::DECODE,
+        fields::CONTEXT,
         fields::GRAM,
         fields::DECAY,
         fields::TILES,
@@ -1023,6 +1044,14 @@ fn optional_fields() -> impl Iterator<Item = &'static str> {
     .copied()
 }
 
+/// Whether a pass has no use for a field.
+fn unread(pass: Pass, field: &str) -> bool {
+    match pass {
+        Pass::Forward => fields::DECODE.contains(&field) || fields::CONTEXT.contains(&field),
+        Pass::Decode => fields::CHUNK_FORM.contains(&field),
+    }
+}
+
 /// Collects the fields a file leaves out.
 struct Defaults<'a> {
     mechanism: &'static Mechanism,
@@ -1034,11 +1063,7 @@ impl Defaults<'_> {
     /// The written value, or the usual one, which is listed if the mechanism reads the field.
     fn or<T: serde::Serialize>(&mut self, written: Option<T>, field: &str, usual: T) -> T {
         written.unwrap_or_else(|| {
-            let unread = match self.pass {
-                Pass::Forward => fields::DECODE,
-                Pass::Decode => fields::CHUNK_FORM,
-            };
-            if self.mechanism.uses(field) && !unread.contains(&field) {
+            if self.mechanism.uses(field) && !unread(self.pass, field) {
                 let value = serde_json::to_string(&usual).unwrap_or_default();
                 self.list
                     .push(format!("layer.{field}: {} (default)", value.trim_matches('"')));

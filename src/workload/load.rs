@@ -57,6 +57,29 @@ const SHIPPED: &[(&str, &str)] = &[
         include_str!("../../workloads/softmax_window.yaml"),
     ),
     ("mla", include_str!("../../workloads/mla.yaml")),
+    (
+        "retnet_decode",
+        include_str!("../../workloads/retnet_decode.yaml"),
+    ),
+    ("rwkv6_decode", include_str!("../../workloads/rwkv6_decode.yaml")),
+    ("rwkv7_decode", include_str!("../../workloads/rwkv7_decode.yaml")),
+    (
+        "deltaproduct_decode",
+        include_str!("../../workloads/deltaproduct_decode.yaml"),
+    ),
+    (
+        "preconditioned_delta_decode",
+        include_str!("../../workloads/preconditioned_delta_decode.yaml"),
+    ),
+    (
+        "mesanet_decode",
+        include_str!("../../workloads/mesanet_decode.yaml"),
+    ),
+    (
+        "softmax_gqa_decode",
+        include_str!("../../workloads/softmax_gqa_decode.yaml"),
+    ),
+    ("mla_decode", include_str!("../../workloads/mla_decode.yaml")),
 ];
 
 /// The shipped stacks of layers.

@@ -4,8 +4,8 @@ use ndarray::{Array2, ArrayRef2, Axis, Slice};
 
 use super::{Recurrence, ShapeError, check};
 
-/// `H_t = e^{g_t} H_{t-1} + beta_t k_t^T k_t`, `Z_t = e^{g_t} Z_{t-1} + beta_t k_t^T v_t`, `o_t = q_t (H_t + Diag(lambda))^-1 Z_t`, from zero. The
-/// state of the result is `[H | Z]`, `[dk, dk + dv]`.
+/// `H_t = e^{g_t} H_{t-1} + beta_t k_t^T k_t`, `Z_t = e^{g_t} Z_{t-1} + beta_t k_t^T v_t`, `o_t = q_t (H_t + Diag(lambda))^-1 Z_t`, from
+/// `state`. A state is `[H | Z]`, `[dk, dk + dv]`.
 ///
 /// Shapes: `q`, `k` are `[T, dk]`, `v` is `[T, dv]`, `beta` and `g` are `[T, 1]`, `lambda` is `[1, dk]`. A system that is not positive definite
 /// gives NaN.
@@ -19,6 +19,7 @@ pub fn mesa(
     beta: &ArrayRef2<f64>,
     g: &ArrayRef2<f64>,
     lambda: &ArrayRef2<f64>,
+    state: &ArrayRef2<f64>,
 ) -> Result<Recurrence, ShapeError> {
     let ((tokens, dk), dv) = (q.dim(), v.ncols());
     check("k", k.shape(), &[tokens, dk])?;
@@ -26,7 +27,8 @@ pub fn mesa(
     check("beta", beta.shape(), &[tokens, 1])?;
     check("g", g.shape(), &[tokens, 1])?;
     check("lambda", lambda.shape(), &[1, dk])?;
-    let mut state = Array2::<f64>::zeros((dk, dk + dv));
+    check("state", state.shape(), &[dk, dk + dv])?;
+    let mut state = state.to_owned();
     let mut outputs = Array2::zeros((tokens, dv));
     for t in 0..tokens {
         let (decay, step) = (g[[t, 0]].exp(), beta[[t, 0]]);
@@ -99,7 +101,8 @@ mod tests {
     #[test]
     fn one_token_is_ridge_regression() -> Result<(), ShapeError> {
         let (q, k, v) = (array![[0.6, 0.8]], array![[0.8, 0.6]], array![[3.0, -1.0, 2.0]]);
-        let got = mesa(&q, &k, &v, &array![[0.5]], &array![[-1.0]], &array![[0.25, 0.25]])?;
+        let (step, decay, ridge) = (array![[0.5]], array![[-1.0]], array![[0.25, 0.25]]);
+        let got = mesa(&q, &k, &v, &step, &decay, &ridge, &Array2::zeros((2, 5)))?;
         let weight = 0.5 * 0.96 / (0.25 + 0.5);
         for (o, v) in got.outputs.iter().zip(&v) {
             assert!((o - weight * v).abs() < 1e-15);
