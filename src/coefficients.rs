@@ -178,7 +178,13 @@ mod tests {
     #[test]
     fn every_starting_value_lies_in_its_range_and_every_name_is_its_own() {
         for (i, &coefficient) in Coefficient::ALL.iter().enumerate() {
-            let Definition { name, low, high, prior, .. } = coefficient.definition();
+            let Definition {
+                name,
+                low,
+                high,
+                prior,
+                ..
+            } = coefficient.definition();
             assert!(0.0 <= low && low <= prior && prior <= high, "{name}");
             assert_eq!(coefficient as usize, i);
             assert_eq!(Coefficient::named(name), Some(coefficient));

@@ -30,7 +30,8 @@ fn chip(name: &str, fields: &[&str]) -> Chip {
 }
 
 fn timed(chip: &Chip, op: &str, params: &str, dtype: &str) -> Prediction {
-    predict::case(&row(&chip.name, op, params, dtype), chip).unwrap_or_else(|reason| panic!("{op} {params}: {reason}"))
+    predict::case(&row(&chip.name, op, params, dtype), chip)
+        .unwrap_or_else(|reason| panic!("{op} {params}: {reason}"))
 }
 
 fn config() -> ProptestConfig {
@@ -155,7 +156,11 @@ proptest! {
 #[test]
 fn every_measured_operation_is_known() {
     for table in tpusim::calibration::data::shipped().expect("well-formed files") {
-        for (row, result) in table.rows.iter().zip(predict::predict(&table, &Calibration::empty())) {
+        for (row, result) in table
+            .rows
+            .iter()
+            .zip(predict::predict(&table, &Calibration::empty()))
+        {
             if let Err(reason) = result {
                 assert!(row.op.ends_with("_bwd"), "{}:{}: {reason}", table.name, row.line);
             }
@@ -172,11 +177,21 @@ fn what_is_not_known_is_said_with_the_nearest_name() {
     assert!(reason("matmull", "m=8;k=8;n=8", "bf16").contains("did you mean `matmul`"));
     assert!(reason("matmul", "m=8;k=8", "bf16").contains("needs the parameter `n`"));
     assert!(reason("matmul", "m=8;k=8;n=8;q=1", "bf16").contains("does not know the parameter `q`"));
-    assert!(reason("matmul", "m=8;k=8;n=0", "bf16").contains("`n`: expected a whole number of at least 1, found `0`"));
+    assert!(
+        reason("matmul", "m=8;k=8;n=0", "bf16")
+            .contains("`n`: expected a whole number of at least 1, found `0`")
+    );
     assert!(reason("matmul", "m=8;k=8;n=8", "bf17").contains("unknown dtype `bf17`"));
     assert!(reason("matmul", "m", "bf16").contains("found `m`"));
     assert!(reason("matmul", "m=99999999999;k=99999999999;n=8", "bf16").contains("too large"));
-    assert!(reason("attention_cudnn", "B=1;Tq=64;Tk=64;Hq=1;Hkv=1;D=64;Dv=64;causal=1", "bf16").contains("GPUs only"));
+    assert!(
+        reason(
+            "attention_cudnn",
+            "B=1;Tq=64;Tk=64;Hq=1;Hkv=1;D=64;Dv=64;causal=1",
+            "bf16"
+        )
+        .contains("GPUs only")
+    );
     assert!(reason("matmul", "m=8;k=8;n=8;clock=turbo", "bf16").contains("turbo"));
 }
 
@@ -188,14 +203,24 @@ fn a_faster_clock_state_is_faster() {
     let boosted = timed(&chip, "matmul", "m=8192;k=8192;n=8192;clock=boost", "bf16").predicted_us;
     let clocks = chip.with_clock("boost").expect("a state").clock().get() / chip.clock().get();
     // Bound by the arrays, so nearly in proportion.
-    assert!((usual / boosted / clocks - 1.0).abs() < 0.02, "{usual} {boosted} {clocks}");
+    assert!(
+        (usual / boosted / clocks - 1.0).abs() < 0.02,
+        "{usual} {boosted} {clocks}"
+    );
 }
 
 /// A malformed file is refused as a whole, with its line.
 #[test]
 fn a_malformed_file_is_located() {
-    let error = measurements::parse("cases.csv", b"device,op,params,dtype,latency_us\ntpu-v4,add,n=8,f32,fast\n").expect_err("no number");
-    assert_eq!(error.to_string(), "cases.csv:2: `latency_us`: expected microseconds above zero or nothing, found `fast`");
+    let error = measurements::parse(
+        "cases.csv",
+        b"device,op,params,dtype,latency_us\ntpu-v4,add,n=8,f32,fast\n",
+    )
+    .expect_err("no number");
+    assert_eq!(
+        error.to_string(),
+        "cases.csv:2: `latency_us`: expected microseconds above zero or nothing, found `fast`"
+    );
 }
 
 /// A two-core chip whose kernel uses one core takes twice the time of the matrix work.
@@ -206,6 +231,9 @@ fn grouped_products_use_one_core_of_two() {
     let params = "m=262144;k=4096;n=1536;groups=128;tile_m=128;tile_k=4096;tile_n=768";
     let seconds = timed(&chip, "ragged_dot", params, "bf16").predicted_us * 1e-6;
     let flops = 2.0 * 262_144.0 * 4096.0 * 1536.0;
-    let peak = chip.matrix_flops_per_second(tpusim::dtype::Dtype::Bf16).expect("a bf16 rate").get();
+    let peak = chip
+        .matrix_flops_per_second(tpusim::dtype::Dtype::Bf16)
+        .expect("a bf16 rate")
+        .get();
     assert!(flops / seconds < 0.5 * peak, "{}", flops / seconds / peak);
 }

@@ -37,7 +37,12 @@ fn rows_that_cannot_be_timed_stand_at_the_end() {
     let output = tpusim(home.path(), &["predict", "cases.csv", "--format", "csv"]);
     assert_eq!(output.status.code(), Some(1));
     let mut reader = csv::Reader::from_reader(output.stdout.as_slice());
-    let headers: Vec<String> = reader.headers().expect("headers").iter().map(str::to_owned).collect();
+    let headers: Vec<String> = reader
+        .headers()
+        .expect("headers")
+        .iter()
+        .map(str::to_owned)
+        .collect();
     assert_eq!(
         headers.join(","),
         "device,cores,op,params,dtype,timing,latency_us,source,predicted_us,low_us,high_us,bound,reason"
@@ -47,15 +52,26 @@ fn rows_that_cannot_be_timed_stand_at_the_end() {
         .map(|record| record.expect("a row").iter().map(str::to_owned).collect())
         .collect();
     let ops: Vec<&str> = rows.iter().map(|row| row[2].as_str()).collect();
-    assert_eq!(ops, ["matmul", "flash_attention", "matmull", "matmul", "gdn_decode"]);
+    assert_eq!(
+        ops,
+        ["matmul", "flash_attention", "matmull", "matmul", "gdn_decode"]
+    );
     // 2 x 4096^3 FLOPs at the published 918 TFLOP/s take 149.7 us.
     let predicted: f64 = rows[0][8].parse().expect("a number");
     assert!((149.7..230.0).contains(&predicted), "{predicted}");
     assert_eq!(rows[0][7], "a note, with a comma");
     assert!(rows[0][12].is_empty() && rows[2][8].is_empty());
     assert!(rows[2][12].contains("did you mean `matmul`"), "{}", rows[2][12]);
-    assert!(rows[3][12].contains("unknown device `tpu-v66`"), "{}", rows[3][12]);
-    assert!(rows[4][12].contains("does not know the parameter `q`"), "{}", rows[4][12]);
+    assert!(
+        rows[3][12].contains("unknown device `tpu-v66`"),
+        "{}",
+        rows[3][12]
+    );
+    assert!(
+        rows[4][12].contains("does not know the parameter `q`"),
+        "{}",
+        rows[4][12]
+    );
 }
 
 #[test]
@@ -80,7 +96,10 @@ fn json_has_units_in_its_names_and_intervals_around_its_times() {
     assert_eq!(json["not_timed"].as_array().map(Vec::len), Some(3));
     for row in rows {
         let at = |name: &str| row[name].as_f64().unwrap_or(f64::NAN);
-        assert!(at("low_us") <= at("predicted_us") * 1.2 && at("low_us") < at("high_us"), "{row}");
+        assert!(
+            at("low_us") <= at("predicted_us") * 1.2 && at("low_us") < at("high_us"),
+            "{row}"
+        );
     }
 }
 
@@ -93,7 +112,10 @@ fn a_file_that_is_none_gives_exit_code_two() {
             let output = tpusim(home.path(), &[command, file]);
             assert_eq!(output.status.code(), Some(2), "{command} {file}");
             assert!(output.stdout.is_empty());
-            assert!(String::from_utf8_lossy(&output.stderr).contains(message), "{command} {file}");
+            assert!(
+                String::from_utf8_lossy(&output.stderr).contains(message),
+                "{command} {file}"
+            );
         }
     }
 }
@@ -110,19 +132,44 @@ fn a_fit_finds_the_launch_time_that_made_the_rows() {
         text.push_str(&format!("tpu-v6e,1,copy,n={n},f32,device,{us:.4},made\n"));
     }
     fs::write(home.path().join("made.csv"), text).expect("a file");
-    let output = tpusim(home.path(), &["fit", "made.csv", "--only-given", "--format", "json"]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = tpusim(
+        home.path(),
+        &["fit", "made.csv", "--only-given", "--format", "json"],
+    );
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let value = |name: &str| json["chips"]["tpu-v6e"][name]["value"].as_f64().unwrap_or(f64::NAN);
-    assert!((value("launch_us") / 2.5 - 1.0).abs() < 0.15, "{}", value("launch_us"));
-    assert!((value("hbm_achievable") / 0.8 - 1.0).abs() < 0.05, "{}", value("hbm_achievable"));
+    let value = |name: &str| {
+        json["chips"]["tpu-v6e"][name]["value"]
+            .as_f64()
+            .unwrap_or(f64::NAN)
+    };
+    assert!(
+        (value("launch_us") / 2.5 - 1.0).abs() < 0.15,
+        "{}",
+        value("launch_us")
+    );
+    assert!(
+        (value("hbm_achievable") / 0.8 - 1.0).abs() < 0.05,
+        "{}",
+        value("hbm_achievable")
+    );
 }
 
 #[test]
 fn a_calibration_is_not_overwritten_unasked() {
     let home = home();
     fs::write(home.path().join("mine.json"), "kept").expect("a file");
-    let output = tpusim(home.path(), &["fit", "cases.csv", "--only-given", "--out", "mine.json"]);
+    let output = tpusim(
+        home.path(),
+        &["fit", "cases.csv", "--only-given", "--out", "mine.json"],
+    );
     assert_eq!(output.status.code(), Some(2));
-    assert_eq!(fs::read_to_string(home.path().join("mine.json")).expect("the file"), "kept");
+    assert_eq!(
+        fs::read_to_string(home.path().join("mine.json")).expect("the file"),
+        "kept"
+    );
 }

@@ -81,7 +81,9 @@ pub fn with_setting(chip: &Chip, setting: &Setting) -> Chip {
     chip.coefficients = setting.coefficients.clone();
     for quantity in ChipQuantity::ALL {
         let own = setting.chips.get(&(chip.name.clone(), quantity)).copied();
-        let measured = quantity == ChipQuantity::HbmAchievable && chip.hbm.achievable_provenance.kind == Kind::Measured;
+        let measured = quantity == ChipQuantity::HbmAchievable
+            && chip.architecture == Architecture::Gpu
+            && chip.hbm.achievable_provenance.kind == Kind::Measured;
         let value = own.or_else(|| {
             if measured || matches!(quantity, ChipQuantity::DispatchUs | ChipQuantity::SustainedClock) {
                 return None;
@@ -167,11 +169,17 @@ pub fn touches(observations: &[Observation]) -> Touches {
                 let mut setting = Setting::default();
                 setting.set(parameter, if prior < (low + high) / 2.0 { high } else { low });
                 let moved = Timed::new(observations, &setting).residuals(&rows);
-                rows.iter().copied().filter(|&i| (moved[i] - base[i]).abs() > 1e-9).collect()
+                rows.iter()
+                    .copied()
+                    .filter(|&i| (moved[i] - base[i]).abs() > 1e-9)
+                    .collect()
             }
         })
         .collect();
-    Touches { parameters, rows: touched }
+    Touches {
+        parameters,
+        rows: touched,
+    }
 }
 
 /// Fits the observations that `keep` picks; `start` is where the search begins.
@@ -188,7 +196,10 @@ pub fn fit(observations: &[Observation], touches: &Touches, keep: &[bool], start
         .iter()
         .map(|&i| {
             let o = &observations[i];
-            let rows = group.get(&(o.family.as_str(), o.row.device.as_str())).copied().unwrap_or(1.0);
+            let rows = group
+                .get(&(o.family.as_str(), o.row.device.as_str()))
+                .copied()
+                .unwrap_or(1.0);
             (FULL_WEIGHT_ROWS / rows).min(1.0)
         })
         .collect();
@@ -209,7 +220,12 @@ pub fn fit(observations: &[Observation], touches: &Touches, keep: &[bool], start
         .zip(&free)
         .map(|(parameter, f)| {
             start
-                .and_then(|fit| fit.parameters.iter().position(|p| p == parameter).map(|at| fit.solution.values[at]))
+                .and_then(|fit| {
+                    fit.parameters
+                        .iter()
+                        .position(|p| p == parameter)
+                        .map(|at| fit.solution.values[at])
+                })
                 .unwrap_or(f.prior)
         })
         .collect();
@@ -301,7 +317,9 @@ impl Fit {
             match parameter {
                 Parameter::Shared(coefficient) => {
                     let definition = coefficient.definition();
-                    calibration.coefficients.insert(definition.name.to_owned(), fitted(definition.unit));
+                    calibration
+                        .coefficients
+                        .insert(definition.name.to_owned(), fitted(definition.unit));
                 }
                 Parameter::Chip(chip, quantity) => {
                     calibration

@@ -47,7 +47,7 @@ impl Setting {
     }
 }
 
-/// What is free for some observations: every coefficient, the launch of every chip, the sustained clock of chips with several clock states, the achievable bandwidth of chips on which nobody measured it, the host's
+/// What is free for some observations: every coefficient, the launch of every chip, the sustained clock of chips with several clock states, the achievable bandwidth of TPUs and of GPUs on which nobody measured it, the host's
 /// share of chips that were timed by the wall clock.
 #[must_use]
 pub fn free(observations: &[Observation]) -> Vec<Parameter> {
@@ -59,20 +59,28 @@ pub fn free(observations: &[Observation]) -> Vec<Parameter> {
         if o.chip.clock_states.len() > 1 {
             chips.insert((o.row.device.clone(), ChipQuantity::SustainedClock));
         }
-        if o.chip.hbm.achievable_provenance.kind != Kind::Measured {
+        // Long transfers of one direction, which somebody measured on some TPU, are not what kernels reach.
+        if o.tpu() || o.chip.hbm.achievable_provenance.kind != Kind::Measured {
             chips.insert((o.row.device.clone(), ChipQuantity::HbmAchievable));
         }
         if o.row.timing == "wall" {
             chips.insert((o.row.device.clone(), ChipQuantity::DispatchUs));
         }
     }
-    let shared = Coefficient::ALL.iter().copied().filter(|c| match c.definition().scope {
-        Scope::Tpu => scopes.contains(&true),
-        Scope::Gpu => scopes.contains(&false),
-        Scope::Kernel => true,
-    });
+    let shared = Coefficient::ALL
+        .iter()
+        .copied()
+        .filter(|c| match c.definition().scope {
+            Scope::Tpu => scopes.contains(&true),
+            Scope::Gpu => scopes.contains(&false),
+            Scope::Kernel => true,
+        });
     shared
         .map(Parameter::Shared)
-        .chain(chips.into_iter().map(|(chip, quantity)| Parameter::Chip(chip, quantity)))
+        .chain(
+            chips
+                .into_iter()
+                .map(|(chip, quantity)| Parameter::Chip(chip, quantity)),
+        )
         .collect()
 }

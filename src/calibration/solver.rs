@@ -88,7 +88,12 @@ fn objective(residuals: &[f64], weights: &[f64], free: &[Free], values: &[f64]) 
 const PULL: f64 = 1e-3;
 
 /// Fits. `evaluate(values, rows)` gives the residuals of the rows asked for, in their order; `all` rows are `0..weights.len()`.
-pub fn fit(free: &[Free], start: &[f64], weights: &[f64], evaluate: impl Fn(&[f64], &[usize]) -> Vec<f64>) -> Solution {
+pub fn fit(
+    free: &[Free],
+    start: &[f64],
+    weights: &[f64],
+    evaluate: impl Fn(&[f64], &[usize]) -> Vec<f64>,
+) -> Solution {
     let n = free.len();
     let all: Vec<usize> = (0..weights.len()).collect();
     let mut x: Vec<f64> = start
@@ -108,7 +113,11 @@ pub fn fit(free: &[Free], start: &[f64], weights: &[f64], evaluate: impl Fn(&[f6
         for (j, f) in free.iter().enumerate() {
             let mut moved = x.clone();
             let size = DIFFERENCE * f.scale;
-            moved[j] = if x[j] + size <= f.high { x[j] + size } else { x[j] - size };
+            moved[j] = if x[j] + size <= f.high {
+                x[j] + size
+            } else {
+                x[j] - size
+            };
             let difference = (moved[j] - x[j]) / f.scale;
             let there = evaluate(&moved, &f.rows);
             columns.push(
@@ -133,7 +142,12 @@ pub fn fit(free: &[Free], start: &[f64], weights: &[f64], evaluate: impl Fn(&[f6
                 gradient[j] += dense[row] * residuals[row];
             }
             for k in j..n {
-                let sum: f64 = free[k].rows.iter().zip(&columns[k]).map(|(&row, d)| dense[row] * d).sum();
+                let sum: f64 = free[k]
+                    .rows
+                    .iter()
+                    .zip(&columns[k])
+                    .map(|(&row, d)| dense[row] * d)
+                    .sum();
                 data_hessian[j][k] = sum;
                 data_hessian[k][j] = sum;
             }
@@ -186,7 +200,12 @@ pub fn fit(free: &[Free], start: &[f64], weights: &[f64], evaluate: impl Fn(&[f6
 }
 
 /// Standard errors and correlations from the curvature of the data, at the scatter of the residuals.
-fn spread(free: &[Free], hessian: &[Vec<f64>], residuals: &[f64], weights: &[f64]) -> (Vec<Option<f64>>, Vec<Vec<f64>>) {
+fn spread(
+    free: &[Free],
+    hessian: &[Vec<f64>],
+    residuals: &[f64],
+    weights: &[f64],
+) -> (Vec<Option<f64>>, Vec<Vec<f64>>) {
     let n = free.len();
     let scatter = {
         let mut sizes: Vec<f64> = residuals.iter().map(|r| r.abs()).collect();
@@ -260,12 +279,18 @@ mod tests {
                 .map(|i| {
                     (0..n)
                         .map(|j| {
-                            (0..n).map(|k| a[k * n + i] * a[k * n + j]).sum::<f64>() + f64::from(u8::from(i == j)) * 0.1
+                            (0..n).map(|k| a[k * n + i] * a[k * n + j]).sum::<f64>()
+                                + f64::from(u8::from(i == j)) * 0.1
                         })
                         .collect()
                 })
                 .collect();
-            (hessian, g, low.iter().map(|l| -l.abs()).collect(), high.iter().map(|h| h.abs()).collect())
+            (
+                hessian,
+                g,
+                low.iter().map(|l| -l.abs()).collect(),
+                high.iter().map(|h| h.abs()).collect(),
+            )
         })
     }
 
@@ -293,14 +318,28 @@ mod tests {
     /// A line with one wild outlier: the soft absolute value keeps it from pulling.
     #[test]
     fn a_line_is_found_beside_an_outlier() {
-        let points: Vec<(f64, f64)> = (0..20).map(|i| (f64::from(i) / 10.0, 3.0 * f64::from(i) / 10.0 + 0.5)).collect();
+        let points: Vec<(f64, f64)> = (0..20)
+            .map(|i| (f64::from(i) / 10.0, 3.0 * f64::from(i) / 10.0 + 0.5))
+            .collect();
         let rows: Vec<usize> = (0..points.len()).collect();
-        let free = |prior| Free { prior, scale: 1.0, looseness: 100.0, low: 0.0, high: 10.0, rows: rows.clone() };
-        let solution = fit(&[free(1.0), free(1.0)], &[1.0, 1.0], &vec![1.0; points.len()], |x, rows| {
-            rows.iter()
-                .map(|&i| x[0] * points[i].0 + x[1] - points[i].1 - if i == 7 { 50.0 } else { 0.0 })
-                .collect()
-        });
+        let free = |prior| Free {
+            prior,
+            scale: 1.0,
+            looseness: 100.0,
+            low: 0.0,
+            high: 10.0,
+            rows: rows.clone(),
+        };
+        let solution = fit(
+            &[free(1.0), free(1.0)],
+            &[1.0, 1.0],
+            &vec![1.0; points.len()],
+            |x, rows| {
+                rows.iter()
+                    .map(|&i| x[0] * points[i].0 + x[1] - points[i].1 - if i == 7 { 50.0 } else { 0.0 })
+                    .collect()
+            },
+        );
         assert!((solution.values[0] - 3.0).abs() < 0.05, "{:?}", solution.values);
         assert!((solution.values[1] - 0.5).abs() < 0.05, "{:?}", solution.values);
     }
@@ -308,8 +347,17 @@ mod tests {
     #[test]
     fn a_bound_holds() {
         let rows: Vec<usize> = (0..5).collect();
-        let free = Free { prior: 1.0, scale: 1.0, looseness: 100.0, low: 0.5, high: 2.0, rows };
-        let solution = fit(&[free], &[1.0], &[1.0; 5], |x, rows| rows.iter().map(|_| x[0] + 1.0).collect());
+        let free = Free {
+            prior: 1.0,
+            scale: 1.0,
+            looseness: 100.0,
+            low: 0.5,
+            high: 2.0,
+            rows,
+        };
+        let solution = fit(&[free], &[1.0], &[1.0; 5], |x, rows| {
+            rows.iter().map(|_| x[0] + 1.0).collect()
+        });
         assert!((solution.values[0] - 0.5).abs() < 1e-12);
     }
 }

@@ -91,7 +91,12 @@ fn fold_of(shape: &str) -> usize {
 }
 
 /// Groups that are left out one at a time: those with the same label.
-fn leave_out(observations: &[Observation], touches: &Touches, whole: &Fit, label: impl Fn(&Observation) -> String) -> Vec<Option<f64>> {
+fn leave_out(
+    observations: &[Observation],
+    touches: &Touches,
+    whole: &Fit,
+    label: impl Fn(&Observation) -> String,
+) -> Vec<Option<f64>> {
     let labels: Vec<String> = observations.iter().map(label).collect();
     let groups: BTreeSet<&String> = labels.iter().collect();
     let mut out = vec![None; observations.len()];
@@ -119,7 +124,10 @@ pub fn validate(data: &Data, splits: &[Split]) -> Validation {
     let mut residuals: BTreeMap<Split, Vec<Option<f64>>> = BTreeMap::new();
     for &split in splits {
         let of_split = match split {
-            Split::InSample => fit::residuals(observations, &whole.setting).into_iter().map(Some).collect(),
+            Split::InSample => fit::residuals(observations, &whole.setting)
+                .into_iter()
+                .map(Some)
+                .collect(),
             Split::ByShape => leave_out(observations, &touches, &whole, |o| fold_of(&o.shape).to_string()),
             Split::LeaveDeviceOut => leave_out(observations, &touches, &whole, |o| o.row.device.clone()),
             Split::LeaveFamilyOut => leave_out(observations, &touches, &whole, |o| o.family.clone()),
@@ -127,7 +135,10 @@ pub fn validate(data: &Data, splits: &[Split]) -> Validation {
         };
         residuals.insert(split, of_split);
     }
-    Validation { residuals, fit: whole }
+    Validation {
+        residuals,
+        fit: whole,
+    }
 }
 
 /// Quantile of sorted numbers, linear between neighbours.
@@ -203,7 +214,9 @@ fn score(family: &str, device: &str, split: Split, rows: &[Scored<'_>], coverage
     for i in 0..n {
         for j in 0..i {
             pair += 1;
-            if !pair.is_multiple_of(stride) || rows[i].observation.row.device != rows[j].observation.row.device {
+            if !pair.is_multiple_of(stride)
+                || rows[i].observation.row.device != rows[j].observation.row.device
+            {
                 continue;
             }
             ratios.push(percent(rows[i].residual - rows[j].residual).abs());
@@ -240,7 +253,14 @@ fn covered(observations: &[Observation], residuals: &[Option<f64>], split: Split
         .enumerate()
         .filter_map(|(i, r)| r.map(|r| (i, r)))
         .collect();
-    let of = |pick: &dyn Fn(&Observation) -> bool| sorted(known.iter().filter(|(i, _)| pick(&observations[*i])).map(|(_, r)| *r));
+    let of = |pick: &dyn Fn(&Observation) -> bool| {
+        sorted(
+            known
+                .iter()
+                .filter(|(i, _)| pick(&observations[*i]))
+                .map(|(_, r)| *r),
+        )
+    };
     // Sorted residuals of every group once; the row itself is taken out of its own.
     let mut groups: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
     let mut others: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
@@ -296,8 +316,15 @@ pub fn scores(observations: &[Observation], residuals: &BTreeMap<Split, Vec<Opti
                 continue;
             }
             let all = if o.tpu() { "all TPU" } else { "all GPU" };
-            for (family, device) in [(o.family.as_str(), o.row.device.as_str()), (o.family.as_str(), "all"), (all, "all")] {
-                groups.entry((family.to_owned(), device.to_owned())).or_default().push(i);
+            for (family, device) in [
+                (o.family.as_str(), o.row.device.as_str()),
+                (o.family.as_str(), "all"),
+                (all, "all"),
+            ] {
+                groups
+                    .entry((family.to_owned(), device.to_owned()))
+                    .or_default()
+                    .push(i);
             }
         }
         for ((family, device), members) in groups {
@@ -323,15 +350,27 @@ pub fn scores(observations: &[Observation], residuals: &BTreeMap<Split, Vec<Opti
 /// Ratios of measured to predicted time that intervals are made of: by family and device from the split by shape, and for devices without rows from the split
 /// without each device.
 #[must_use]
-pub fn interval_residuals(observations: &[Observation], residuals: &BTreeMap<Split, Vec<Option<f64>>>) -> Vec<Residuals> {
+pub fn interval_residuals(
+    observations: &[Observation],
+    residuals: &BTreeMap<Split, Vec<Option<f64>>>,
+) -> Vec<Residuals> {
     let mut groups: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
     for (i, o) in observations.iter().enumerate() {
         if let Some(r) = residuals.get(&Split::ByShape).and_then(|of| of[i]) {
-            groups.entry((o.family.clone(), o.row.device.clone())).or_default().push(-r);
+            groups
+                .entry((o.family.clone(), o.row.device.clone()))
+                .or_default()
+                .push(-r);
         }
         if let Some(r) = residuals.get(&Split::LeaveDeviceOut).and_then(|of| of[i]) {
-            groups.entry((o.family.clone(), "unseen".to_owned())).or_default().push(-r);
-            groups.entry(("all".to_owned(), "unseen".to_owned())).or_default().push(-r);
+            groups
+                .entry((o.family.clone(), "unseen".to_owned()))
+                .or_default()
+                .push(-r);
+            groups
+                .entry(("all".to_owned(), "unseen".to_owned()))
+                .or_default()
+                .push(-r);
         }
     }
     groups

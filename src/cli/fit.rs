@@ -79,10 +79,18 @@ pub(super) fn read(csv: &[String], shipped: bool, families: &[String]) -> anyhow
 pub(super) fn rejected(data: &Data, global: &Global) {
     let mut reasons: std::collections::BTreeMap<String, usize> = std::collections::BTreeMap::new();
     for rejected in &data.rejected {
-        let kind = rejected.reason.split([':', ' ']).take(3).collect::<Vec<_>>().join(" ");
+        let kind = rejected
+            .reason
+            .split([':', ' '])
+            .take(3)
+            .collect::<Vec<_>>()
+            .join(" ");
         *reasons.entry(kind).or_default() += 1;
     }
-    let text: Vec<String> = reasons.iter().map(|(reason, count)| format!("{count} ({reason} ..)")).collect();
+    let text: Vec<String> = reasons
+        .iter()
+        .map(|(reason, count)| format!("{count} ({reason} ..)"))
+        .collect();
     global.say(&format!(
         "{} rows used, {} left out: {}",
         data.used.len(),
@@ -110,7 +118,9 @@ fn table(calibration: &Calibration) -> Table {
     let chips = calibration.chips.iter().flat_map(|(chip, quantities)| {
         quantities
             .iter()
-            .map(move |(quantity, fitted): (&ChipQuantity, _)| (format!("{chip} {}", quantity.name()), fitted))
+            .map(move |(quantity, fitted): (&ChipQuantity, _)| {
+                (format!("{chip} {}", quantity.name()), fitted)
+            })
     });
     for (name, fitted) in calibration
         .coefficients

@@ -9,8 +9,8 @@ use serde_json::{Map, Value, json};
 use super::{Global, Outcome};
 use crate::hardware;
 use crate::measurements::{self, Row, Table};
-use crate::report::table::{Cell, Column, Format, Table as Printed};
 use crate::report::explain;
+use crate::report::table::{Cell, Column, Format, Table as Printed};
 use crate::study::predict::{self, Prediction};
 use crate::timing::time_kernel;
 
@@ -36,7 +36,11 @@ pub(super) fn execute(out: &mut impl Write, args: &PredictArgs, global: &Global)
         return explain(out, &table, line);
     }
     let (mut known, mut unknown): (Known<'_>, Unknown<'_>) = (Vec::new(), Vec::new());
-    for (row, result) in table.rows.iter().zip(predict::predict(&table, hardware::shipped_calibration())) {
+    for (row, result) in table
+        .rows
+        .iter()
+        .zip(predict::predict(&table, hardware::shipped_calibration()))
+    {
         match result {
             Ok(prediction) => known.push((row, prediction)),
             Err(reason) => unknown.push((row, reason)),
@@ -66,7 +70,10 @@ fn explain(out: &mut impl Write, table: &Table, line: u64) -> anyhow::Result<Out
         bail!("{} has no case on line {line}", table.name);
     };
     let chips = predict::chips([row]);
-    let chip = chips.into_values().next().unwrap_or_else(|| Err("no chip".to_owned()));
+    let chip = chips
+        .into_values()
+        .next()
+        .unwrap_or_else(|| Err("no chip".to_owned()));
     let located = |reason: String| anyhow!("{}:{line}: {reason}", table.name);
     let chip = chip.map_err(located)?;
     let (launches, chip) = predict::launches(row, &chip).map_err(|error| located(error.to_string()))?;
@@ -129,7 +136,9 @@ fn text(out: &mut impl Write, table: &Table, known: &Known<'_>, unknown: &Unknow
         Column::text("bound", "bound"),
     ]);
     for (row, prediction) in known {
-        let error = row.latency_us.map(|measured| 100.0 * (prediction.predicted_us / measured - 1.0));
+        let error = row
+            .latency_us
+            .map(|measured| 100.0 * (prediction.predicted_us / measured - 1.0));
         printed.row([
             Cell::from(&row.device),
             row.cores.map_or_else(Cell::none, Cell::from),
@@ -149,7 +158,11 @@ fn text(out: &mut impl Write, table: &Table, known: &Known<'_>, unknown: &Unknow
         writeln!(out, "\nnot timed:")?;
     }
     for (row, reason) in unknown {
-        writeln!(out, "{}:{}: {} {}: {reason}", table.name, row.line, row.device, row.op)?;
+        writeln!(
+            out,
+            "{}:{}: {} {}: {reason}",
+            table.name, row.line, row.device, row.op
+        )?;
     }
     Ok(())
 }
@@ -173,8 +186,12 @@ fn csv(out: &mut impl Write, table: &Table, known: &Known<'_>, unknown: &Unknown
             row,
             [
                 prediction.predicted_us.to_string(),
-                prediction.interval_us.map_or_else(String::new, |(low, _)| low.to_string()),
-                prediction.interval_us.map_or_else(String::new, |(_, high)| high.to_string()),
+                prediction
+                    .interval_us
+                    .map_or_else(String::new, |(low, _)| low.to_string()),
+                prediction
+                    .interval_us
+                    .map_or_else(String::new, |(_, high)| high.to_string()),
                 prediction.bound.to_string(),
                 String::new(),
             ],
@@ -205,8 +222,14 @@ fn json(out: &mut impl Write, table: &Table, known: &Known<'_>, unknown: &Unknow
         .map(|(row, prediction)| {
             let mut object = object(row);
             object.insert("predicted_us".to_owned(), json!(prediction.predicted_us));
-            object.insert("low_us".to_owned(), json!(prediction.interval_us.map(|(low, _)| low)));
-            object.insert("high_us".to_owned(), json!(prediction.interval_us.map(|(_, high)| high)));
+            object.insert(
+                "low_us".to_owned(),
+                json!(prediction.interval_us.map(|(low, _)| low)),
+            );
+            object.insert(
+                "high_us".to_owned(),
+                json!(prediction.interval_us.map(|(_, high)| high)),
+            );
             object.insert("bound".to_owned(), json!(prediction.bound));
             let launches: Vec<Value> = prediction
                 .launches

@@ -83,7 +83,10 @@ impl ChipQuantity {
         match self {
             ChipQuantity::LaunchUs => chip.launch = Seconds(value * 1e-6),
             ChipQuantity::SustainedClock => {
-                let published = chip.clock_states.iter().find(|state| state.name == chip.clock.name);
+                let published = chip
+                    .clock_states
+                    .iter()
+                    .find(|state| state.name == chip.clock.name);
                 let published = published.map_or(chip.clock.frequency, |state| state.frequency);
                 chip.clock.frequency = Hertz(published.get() * value);
             }
@@ -181,7 +184,9 @@ const SHIPPED: &str = include_str!("../../hw/calibration.json");
 #[must_use]
 pub fn shipped() -> &'static Calibration {
     static CALIBRATION: OnceLock<Calibration> = OnceLock::new();
-    CALIBRATION.get_or_init(|| Calibration::parse("hw/calibration.json", SHIPPED).unwrap_or_else(|_| Calibration::empty()))
+    CALIBRATION.get_or_init(|| {
+        Calibration::parse("hw/calibration.json", SHIPPED).unwrap_or_else(|_| Calibration::empty())
+    })
 }
 
 impl Calibration {
@@ -208,11 +213,19 @@ impl Calibration {
             name: name.to_owned(),
             problem,
         };
-        let calibration: Calibration = serde_json::from_str(text).map_err(|error| problem(error.to_string()))?;
+        let calibration: Calibration =
+            serde_json::from_str(text).map_err(|error| problem(error.to_string()))?;
         if calibration.schema != SCHEMA {
-            return Err(problem(format!("expected schema `{SCHEMA}`, found `{}`", calibration.schema)));
+            return Err(problem(format!(
+                "expected schema `{SCHEMA}`, found `{}`",
+                calibration.schema
+            )));
         }
-        match calibration.coefficients.keys().find(|name| Coefficient::named(name).is_none()) {
+        match calibration
+            .coefficients
+            .keys()
+            .find(|name| Coefficient::named(name).is_none())
+        {
             Some(unknown) => Err(problem(format!("unknown coefficient `{unknown}`"))),
             None => Ok(calibration),
         }
@@ -243,9 +256,15 @@ impl Calibration {
             if quantity.field().is_some_and(&keep) {
                 continue;
             }
-            let own = self.chips.get(&chip.name).and_then(|quantities| quantities.get(&quantity));
+            let own = self
+                .chips
+                .get(&chip.name)
+                .and_then(|quantities| quantities.get(&quantity));
             let (value, source) = match own {
-                Some(fitted) => (fitted.value, format!("calibration, {} measured rows", fitted.rows)),
+                Some(fitted) => (
+                    fitted.value,
+                    format!("calibration, {} measured rows", fitted.rows),
+                ),
                 None => match self.assumed(chip, quantity) {
                     Some(value) => (value, "mean of the fitted chips of its architecture".to_owned()),
                     None => continue,
@@ -253,7 +272,11 @@ impl Calibration {
             };
             quantity.set(chip, value);
             let provenance = Provenance {
-                kind: if own.is_some() { Kind::Fitted } else { Kind::Assumed },
+                kind: if own.is_some() {
+                    Kind::Fitted
+                } else {
+                    Kind::Assumed
+                },
                 source,
                 note: String::new(),
                 except: BTreeMap::new(),

@@ -17,7 +17,9 @@ mod resolve;
 #[cfg(test)]
 mod tests;
 
-pub use calibration::{Calibration, CalibrationError, ChipQuantity, Fitted, Residuals, SCHEMA, shipped as shipped_calibration};
+pub use calibration::{
+    Calibration, CalibrationError, ChipQuantity, Fitted, Residuals, SCHEMA, shipped as shipped_calibration,
+};
 pub use chip::{
     Architecture, Chip, ClockState, Hbm, Interconnect, Kind, Latency, MatrixUnit, OnChipMemory, Provenance,
     PublishedFigure, VectorSlots, VectorUnit,

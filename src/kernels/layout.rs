@@ -14,10 +14,7 @@ pub fn tiled_elements(chip: &Chip, dims: &[usize]) -> f64 {
         chip.vector_unit.sublanes as usize,
     );
     let padded = |rows: usize, columns: usize| {
-        rows.div_ceil(sublanes) as f64
-            * sublanes as f64
-            * columns.div_ceil(lanes) as f64
-            * lanes as f64
+        rows.div_ceil(sublanes) as f64 * sublanes as f64 * columns.div_ceil(lanes) as f64 * lanes as f64
     };
     if let [length] = dims {
         return padded(length.div_ceil(lanes), lanes);

@@ -91,8 +91,8 @@ impl Plan {
     #[must_use]
     pub fn named(name: &str, program: Program) -> Option<Plan> {
         use Stage::{
-            Attention, Convolution, Gates, Gram, Inverse, Output, OutputNorm, OutputProjection, Projections, StateScan,
-            Whitening, WyFactors,
+            Attention, Convolution, Gates, Gram, Inverse, Output, OutputNorm, OutputProjection, Projections,
+            StateScan, Whitening, WyFactors,
         };
         let span = |first, last| Group {
             first,

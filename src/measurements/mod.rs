@@ -103,7 +103,9 @@ pub fn parse(name: &str, bytes: &[u8]) -> Result<Table, MeasurementError> {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(bytes);
     let problem_of = |error: &csv::Error| match error.kind() {
-        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+        csv::ErrorKind::UnequalLengths {
+            expected_len, len, ..
+        } => {
             format!("expected {expected_len} cells, found {len}; quote a cell that holds a comma")
         }
         csv::ErrorKind::Utf8 { .. } => "not UTF-8 text".to_owned(),
@@ -117,7 +119,10 @@ pub fn parse(name: &str, bytes: &[u8]) -> Result<Table, MeasurementError> {
     if let Some(twice) = (0..headers.len()).find(|&i| headers[..i].contains(&headers[i])) {
         return Err(at(1, format!("column `{}` stands twice", headers[twice])));
     }
-    let missing: Vec<&str> = REQUIRED.into_iter().filter(|name| column(name).is_none()).collect();
+    let missing: Vec<&str> = REQUIRED
+        .into_iter()
+        .filter(|name| column(name).is_none())
+        .collect();
     if !missing.is_empty() {
         return Err(whole(format!(
             "missing column {}; a file of cases has `device,op,params,dtype` and may have `cores,timing,latency_us,source`",
@@ -135,7 +140,12 @@ pub fn parse(name: &str, bytes: &[u8]) -> Result<Table, MeasurementError> {
         };
         let line = record.position().map_or(0, csv::Position::line);
         let cell = |wanted: &str| column(wanted).and_then(|i| record.get(i)).unwrap_or_default();
-        let wrong = |field: &str, expected: &str| at(line, format!("`{field}`: expected {expected}, found `{}`", cell(field)));
+        let wrong = |field: &str, expected: &str| {
+            at(
+                line,
+                format!("`{field}`: expected {expected}, found `{}`", cell(field)),
+            )
+        };
         let cores = match cell("cores") {
             "" => None,
             text => match text.parse::<u32>() {
@@ -176,7 +186,10 @@ mod tests {
 
     #[test]
     fn a_file_without_latencies_is_a_list_of_cases() -> Result<(), MeasurementError> {
-        let table = parse("x.csv", b"device,op,params,dtype\ntpu-v4,matmul,m=8;k=8;n=8,bf16\n")?;
+        let table = parse(
+            "x.csv",
+            b"device,op,params,dtype\ntpu-v4,matmul,m=8;k=8;n=8,bf16\n",
+        )?;
         assert_eq!(table.rows.len(), 1);
         assert_eq!(table.rows[0].line, 2);
         assert_eq!((table.rows[0].cores, table.rows[0].latency_us), (None, None));
@@ -185,7 +198,8 @@ mod tests {
 
     #[test]
     fn problems_are_located() {
-        let message = |text: &str| parse("x.csv", text.as_bytes()).map_or_else(|e| e.to_string(), |_| String::new());
+        let message =
+            |text: &str| parse("x.csv", text.as_bytes()).map_or_else(|e| e.to_string(), |_| String::new());
         assert!(message("device,op,params\n").starts_with("x.csv: missing column `dtype`"));
         let header = "device,cores,op,params,dtype,latency_us\n";
         for (row, start) in [

@@ -134,7 +134,11 @@ pub fn render(kernel: &Kernel, time: &KernelTime, chip: &Chip) -> std::io::Resul
         "transfers of a program",
         time.hbm_us / 1e6 * clock / rounds,
     );
-    line(&mut out, "latency of a transfer", chip.dma_latency().get() * clock);
+    line(
+        &mut out,
+        "latency of a transfer",
+        chip.dma_latency().get() * clock,
+    );
     line(&mut out, "period of the pipeline", time.pipeline.period);
     line(
         &mut out,

@@ -67,7 +67,10 @@ fn mechanism(op: &str, name: &str) -> Result<&'static Mechanism, CaseError> {
         let names: Vec<&str> = mechanisms::ALL.iter().map(|m| m.name).collect();
         CaseError::Op {
             op: op.to_owned(),
-            hint: format!("no mechanism `{usual}`; {}", suggestion(usual, &names, "mechanisms")),
+            hint: format!(
+                "no mechanism `{usual}`; {}",
+                suggestion(usual, &names, "mechanisms")
+            ),
         }
     })
 }
@@ -85,7 +88,12 @@ fn usual_layer(mechanism: &'static Mechanism) -> Result<&'static Layer, CaseErro
         })
         .iter()
         .find(|layer| layer.mechanism == mechanism)
-        .ok_or_else(|| CaseError::Unsupported(format!("no shipped workload has the mechanism `{}`", mechanism.name)))
+        .ok_or_else(|| {
+            CaseError::Unsupported(format!(
+                "no shipped workload has the mechanism `{}`",
+                mechanism.name
+            ))
+        })
 }
 
 /// Sizes of a core.
@@ -131,10 +139,15 @@ impl Sizes {
                 return Err(CaseError::TooLarge(format!("{name} = {extent}")));
             }
         }
-        let elements = [self.batch, self.tokens, self.value_heads, self.key_dim.max(self.value_dim)]
-            .iter()
-            .map(|&extent| u128::from(extent))
-            .product::<u128>();
+        let elements = [
+            self.batch,
+            self.tokens,
+            self.value_heads,
+            self.key_dim.max(self.value_dim),
+        ]
+        .iter()
+        .map(|&extent| u128::from(extent))
+        .product::<u128>();
         if elements > 1 << 42 {
             return Err(CaseError::TooLarge(format!("{elements} elements")));
         }
@@ -177,10 +190,16 @@ impl Sizes {
 }
 
 /// Kernels of the groups of a plan that `keep` picks.
-fn kernels(layer: &Layer, plan: &str, program: Program, keep: impl Fn(&Group) -> bool) -> Result<Vec<Kernel>, CaseError> {
-    let LayerGraph { graph, core } =
-        mechanisms::build(layer).map_err(|error| CaseError::Unsupported(format!("cannot build the graph: {error}")))?;
-    let mut plan = Plan::named(plan, program).ok_or_else(|| CaseError::Unsupported(format!("no plan `{plan}`")))?;
+fn kernels(
+    layer: &Layer,
+    plan: &str,
+    program: Program,
+    keep: impl Fn(&Group) -> bool,
+) -> Result<Vec<Kernel>, CaseError> {
+    let LayerGraph { graph, core } = mechanisms::build(layer)
+        .map_err(|error| CaseError::Unsupported(format!("cannot build the graph: {error}")))?;
+    let mut plan =
+        Plan::named(plan, program).ok_or_else(|| CaseError::Unsupported(format!("no plan `{plan}`")))?;
     plan.groups.retain(keep);
     let padding = 1.0 - layer.tokens as f64 / layer.padded_tokens() as f64;
     Ok(lower(&graph, &plan, core.value, padding))
@@ -205,7 +224,11 @@ const FLA_KERNELS: [(&str, &[&str]); 9] = [
 ];
 
 /// `MECHANISM_chunk`: the core without projections, convolution and output norm.
-fn chunk(case: &Case<'_>, mechanism: &'static Mechanism, gate: Option<DecayGate>) -> Result<Vec<Launch>, CaseError> {
+fn chunk(
+    case: &Case<'_>,
+    mechanism: &'static Mechanism,
+    gate: Option<DecayGate>,
+) -> Result<Vec<Launch>, CaseError> {
     let sizes = Sizes::of(case)?;
     let mut layer = sizes.layer(usual_layer(mechanism)?, case.formats.a)?;
     layer.initial_state = InitialState::Zero;
@@ -224,7 +247,8 @@ fn chunk(case: &Case<'_>, mechanism: &'static Mechanism, gate: Option<DecayGate>
     }
     let granularity = (mechanism.granularity)(&layer);
     let by_channel = granularity == Granularity::Channel;
-    if by_channel && gram_variants(granularity).contains(&GramVariant::PivotCausal) && mechanism.uses("gram") {
+    if by_channel && gram_variants(granularity).contains(&GramVariant::PivotCausal) && mechanism.uses("gram")
+    {
         // Diagonal blocks pair by pair, pivots below them.
         layer.gram = GramVariant::PivotCausal;
     }
@@ -243,8 +267,12 @@ fn chunk(case: &Case<'_>, mechanism: &'static Mechanism, gate: Option<DecayGate>
     } else if !delta {
         // Values come with their step size; of the gates only the sum is left.
         let logs = (sizes.batch * sizes.tokens * sizes.value_heads * 4) as f64;
-        for launch in launches.iter_mut().filter(|launch| launch.kernel.label == Stage::Gates.name()) {
-            launch.kernel = library::stream(Stage::Gates.name(), "cumulative decay", [logs, logs], Dtype::F32)?;
+        for launch in launches
+            .iter_mut()
+            .filter(|launch| launch.kernel.label == Stage::Gates.name())
+        {
+            launch.kernel =
+                library::stream(Stage::Gates.name(), "cumulative decay", [logs, logs], Dtype::F32)?;
         }
     }
     if let Some(name) = wanted {
@@ -252,7 +280,9 @@ fn chunk(case: &Case<'_>, mechanism: &'static Mechanism, gate: Option<DecayGate>
             .iter()
             .find(|(part, _)| name.contains(part))
             .map(|(_, rows)| *rows)
-            .ok_or_else(|| CaseError::Unsupported(format!("no row of the plan `{plan}` is the kernel `{name}`")))?;
+            .ok_or_else(|| {
+                CaseError::Unsupported(format!("no row of the plan `{plan}` is the kernel `{name}`"))
+            })?;
         launches.retain(|launch| rows.contains(&launch.kernel.label.as_str()));
         if launches.is_empty() {
             return Err(CaseError::Unsupported(format!(
@@ -294,7 +324,12 @@ fn below_the_diagonal(sizes: Sizes, activations: Dtype, launches: &mut Vec<Launc
         .iter()
         .position(|launch| launch.kernel.label == Stage::Gram.name())
         .map_or(launches.len(), |at| at + 1);
-    let kernel = library::stream("op4", "Gram blocks below the diagonal", [bytes as f64, gram], activations)?;
+    let kernel = library::stream(
+        "op4",
+        "Gram blocks below the diagonal",
+        [bytes as f64, gram],
+        activations,
+    )?;
     launches.insert(at, kernel.into());
     Ok(())
 }
@@ -303,7 +338,8 @@ fn below_the_diagonal(sizes: Sizes, activations: Dtype, launches: &mut Vec<Launc
 fn around(case: &Case<'_>, sizes: Sizes, by_channel: bool) -> Result<Vec<Launch>, CaseError> {
     let rows = sizes.batch as f64 * sizes.tokens as f64 * sizes.key_heads as f64;
     let keys = rows * sizes.key_dim as f64 * case.bytes() as f64;
-    let matrix = sizes.batch as f64 * (sizes.tokens * sizes.value_heads * sizes.chunk) as f64 * case.bytes() as f64;
+    let matrix =
+        sizes.batch as f64 * (sizes.tokens * sizes.value_heads * sizes.chunk) as f64 * case.bytes() as f64;
     Ok(vec![
         Launch {
             kernel: library::stream("l2norm", "unit length", [keys, keys], case.formats.a)?,
@@ -331,7 +367,7 @@ fn decode(case: &Case<'_>, mechanism: &'static Mechanism) -> Result<Vec<Launch>,
         Granularity::Channel => sizes.key_dim,
     };
     let kernel = library::decode(
-            case.chip,
+        case.chip,
         Recurrent {
             tokens: sizes.batch * sizes.tokens,
             key_heads: sizes.key_heads,
@@ -361,13 +397,21 @@ fn fused(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
     let decode_tile = case.optional("decode_tile_size")?.unwrap_or(16);
     let mixed_tile = case.optional("mixed_tile_size")?.unwrap_or(CHUNK);
     let mut launches = vec![Launch {
-        kernel: library::stream("around", "small kernels around the fused one", [4096.0, 4096.0], Dtype::F32)?,
+        kernel: library::stream(
+            "around",
+            "small kernels around the fused one",
+            [4096.0, 4096.0],
+            Dtype::F32,
+        )?,
         times: FUSED_WRAPPER_KERNELS,
     }];
     let sequences = slots.min(tokens);
     if tokens == sequences {
         let tile = decode_tile.min(tokens);
-        let (per_sequence, per_head) = (case.coefficient(Coefficient::DecodeSequence), case.coefficient(Coefficient::DecodeHead));
+        let (per_sequence, per_head) = (
+            case.coefficient(Coefficient::DecodeSequence),
+            case.coefficient(Coefficient::DecodeHead),
+        );
         let kernel = library::decode(
             case.chip,
             Recurrent {

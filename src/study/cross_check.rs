@@ -60,10 +60,7 @@ pub const EXPLANATIONS: &[(&str, &str)] = &[
         "rsqrt",
         "Only bf16 rows: as for reciprocals, the estimate does not see that they are half as wide.",
     ),
-    (
-        "softplus",
-        "A single bf16 row: see reciprocals.",
-    ),
+    ("softplus", "A single bf16 row: see reciprocals."),
     (
         "transpose",
         "The estimate takes about 20 cycles a register where the cross-lane unit would stream a 128 x 128 block through; here transposes are bound by device memory.",
@@ -155,7 +152,10 @@ mod tests {
         for op in ["matmul", "copy", "exp8", "sigmoid"] {
             let medians: Vec<f64> = ratios.iter().filter(|r| r.op == op).map(|r| r.median).collect();
             assert_eq!(medians.len(), 5, "{op}");
-            assert!(medians.iter().all(|m| (0.5..2.0).contains(m)), "{op}: {medians:?}");
+            assert!(
+                medians.iter().all(|m| (0.5..2.0).contains(m)),
+                "{op}: {medians:?}"
+            );
         }
         Ok(())
     }

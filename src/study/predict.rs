@@ -71,8 +71,9 @@ pub fn predict(table: &Table, calibration: &Calibration) -> Vec<Result<Predictio
             Some(Ok(chip)) => case(row, chip).map(|prediction| {
                 let interval = calibration.interval(&prediction.family, &row.device);
                 Prediction {
-                    interval_us: interval
-                        .map(|(low, high, _)| (low * prediction.predicted_us, high * prediction.predicted_us)),
+                    interval_us: interval.map(|(low, high, _)| {
+                        (low * prediction.predicted_us, high * prediction.predicted_us)
+                    }),
                     ..prediction
                 }
             }),
@@ -134,9 +135,15 @@ fn time(row: &Row, chip: &Chip) -> Result<Prediction, CaseError> {
             hbm_bytes: time.hbm_bytes,
         });
     }
-    let host_us = if row.timing == "wall" { chip.dispatch.micros() } else { 0.0 };
+    let host_us = if row.timing == "wall" {
+        chip.dispatch.micros()
+    } else {
+        0.0
+    };
     let predicted_us = by_bound.values().sum::<f64>() + host_us;
-    let bound = by_bound.iter().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(a.0)));
+    let bound = by_bound
+        .iter()
+        .max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(a.0)));
     match bound {
         Some((&bound, _)) if predicted_us.is_finite() && predicted_us > 0.0 => Ok(Prediction {
             predicted_us,
@@ -156,7 +163,8 @@ fn roofline_us(launches: &[Launch], chip: &Chip) -> f64 {
     launches
         .iter()
         .map(|launch| {
-            let matrix = matrix::ideal_cycles(chip, &launch.kernel.work.matrix_flops) / cores / chip.clock().get();
+            let matrix =
+                matrix::ideal_cycles(chip, &launch.kernel.work.matrix_flops) / cores / chip.clock().get();
             let memory = launch.kernel.hbm_bytes() as f64 / chip.hbm_bandwidth_per_device().get();
             1e6 * matrix.max(memory) * launch.times as f64
         })
@@ -195,7 +203,11 @@ pub fn matrix_roof_us(row: &Row, chip: &Chip) -> Result<f64, String> {
 pub fn family(op: &str, architecture: Architecture) -> String {
     let name = match op {
         "matmul" | "bmm" => "matmul",
-        "flash_attention" | "splash_attention" | "flash_attention_triton" | "attention_cudnn" | "sdpa_causal"
+        "flash_attention"
+        | "splash_attention"
+        | "flash_attention_triton"
+        | "attention_cudnn"
+        | "sdpa_causal"
         | "sdpa_causal_bwd" => "flash attention",
         "attention_xla" => "materialised attention",
         "chunked_attention" => "chunked attention",
@@ -216,4 +228,3 @@ pub fn family(op: &str, architecture: Architecture) -> String {
         Architecture::Gpu => format!("{name}, GPU"),
     }
 }
-

@@ -157,9 +157,9 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
     // Blocks of the busiest core: what crosses HBM, spread over all programs.
     let all_programs = (programs * kernel.grid.sequential.div_ceil(chunks)).max(1) as f64;
     let bandwidth = memory::bytes_per_cycle(chip, cores_used);
-    let fetched_whole = implementation
-        .resident_block
-        .map_or(0.0, |block| (block.bytes as f64 * block.fetches as f64).min(kernel.read_bytes() as f64));
+    let fetched_whole = implementation.resident_block.map_or(0.0, |block| {
+        (block.bytes as f64 * block.fetches as f64).min(kernel.read_bytes() as f64)
+    });
     let mut step = pipeline::Step {
         compute: program.makespan / chip.issue_efficiency() + grid_step + implementation.program_cycles,
         read: (kernel.read_bytes() as f64 - fetched_whole) / all_programs / bandwidth,

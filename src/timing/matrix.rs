@@ -4,9 +4,9 @@
 //! the stream, the load of the stationary tile (hidden behind the stream of the tile before, or exposed), and fill and drain of the array.
 
 use super::unit::{Occupancy, Unit};
+use crate::coefficients::Coefficient;
 use crate::dtype::Dtype;
 use crate::graph::work::PerDtype;
-use crate::coefficients::Coefficient;
 use crate::hardware::{Architecture, Chip};
 use crate::kernels::OpKind;
 

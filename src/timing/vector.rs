@@ -3,8 +3,8 @@
 //! Slot classes (ALU, transcendental, cross-lane, load and store) issue side by side, each a lane of its own. An operation works on whole registers
 //! of `lanes x sublanes` elements, so small or oddly shaped tensors pay for the rest of the register.
 
-use super::unit::{Occupancy, Unit};
 use super::matrix;
+use super::unit::{Occupancy, Unit};
 use crate::coefficients::Coefficient;
 use crate::hardware::{Architecture, Chip};
 use crate::kernels::OpKind;
@@ -30,7 +30,13 @@ impl Unit for VectorUnit {
         };
         let [alu, transcendental, cross, memory] = &mut occupancy.vector;
         match op {
-            OpKind::Product { m, k, n, dtype, passes } => {
+            OpKind::Product {
+                m,
+                k,
+                n,
+                dtype,
+                passes,
+            } => {
                 let columns = if value_columns {
                     n.div_ceil(value_parts)
                 } else {
@@ -43,11 +49,16 @@ impl Unit for VectorUnit {
                 let loaded = (registers(*m, *k) + registers(*k, columns)) * packing;
                 let results = registers(*m, columns);
                 // A GPU accumulates in registers, where the next operation finds the result.
-                let stored = if chip.architecture == Architecture::Tpu { results } else { 0.0 };
+                let stored = if chip.architecture == Architecture::Tpu {
+                    results
+                } else {
+                    0.0
+                };
                 *memory += traffic(chip, loaded, stored);
                 if chip.architecture == Architecture::Tpu {
                     // Beyond the depth of the array, and between the passes of an f32 product, the vector unit sums up.
-                    let sums = (*k as f64 / f64::from(chip.matrix_unit.rows)).ceil() * matrix::passes(chip, *dtype, *passes);
+                    let sums = (*k as f64 / f64::from(chip.matrix_unit.rows)).ceil()
+                        * matrix::passes(chip, *dtype, *passes);
                     let ops = 2.0 * sums - 1.0;
                     *alu += results * ops * chip.coefficient(Coefficient::AccumulateOps) / slots.alu;
                 }

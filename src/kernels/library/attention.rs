@@ -100,7 +100,14 @@ impl Attention {
     /// Bytes of queries, keys, values and output in device memory.
     fn tensors(&self, case: &Case<'_>) -> Result<[f64; 4], CaseError> {
         let bytes = |tokens: u64, heads: u64, channels: u64| {
-            size(&[self.batch, tokens, heads, Self::stored_channels(case, tokens, channels), case.bytes()]).map(|b| b as f64)
+            size(&[
+                self.batch,
+                tokens,
+                heads,
+                Self::stored_channels(case, tokens, channels),
+                case.bytes(),
+            ])
+            .map(|b| b as f64)
         };
         Ok([
             bytes(self.queries, self.heads, self.key_dim)?,
@@ -148,8 +155,16 @@ fn pairs(attention: &Attention, rows: u64, columns: u64) -> Result<Pairs, CaseEr
     for block in 0..query_blocks {
         let first = block * rows + offset;
         let last = ((block + 1) * rows).min(queries) - 1 + offset;
-        let end = if causal { (last / columns + 1).min(key_blocks) } else { key_blocks };
-        let whole_end = if causal { ((first + 1) / columns).min(end) } else { end };
+        let end = if causal {
+            (last / columns + 1).min(key_blocks)
+        } else {
+            key_blocks
+        };
+        let whole_end = if causal {
+            ((first + 1) / columns).min(end)
+        } else {
+            end
+        };
         let (start, whole_start) = match window {
             Some(window) => (
                 (first + 1).saturating_sub(window) / columns,
@@ -228,9 +243,20 @@ fn on_tpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
         instances,
     )
     .row_reduction("maximum", &[slice, inner], Cost::alu(1.0), slice, instances)
-    .row_reduction("exponentials", &[slice, inner], Cost::new((softmax_ops - 1.0).max(0.0), 1.0), slice, instances)
+    .row_reduction(
+        "exponentials",
+        &[slice, inner],
+        Cost::new((softmax_ops - 1.0).max(0.0), 1.0),
+        slice,
+        instances,
+    )
     .product("p v", product(inner, a.value_dim), instances)
-    .vector("accumulate", &[slice, a.value_dim], Cost::alu(case.coefficient(Coefficient::FlashRescaleOps)), instances)
+    .vector(
+        "accumulate",
+        &[slice, a.value_dim],
+        Cost::alu(case.coefficient(Coefficient::FlashRescaleOps)),
+        instances,
+    )
     .carried()
     .read("queries", q, dtype)
     .read("keys", k * reads_of_keys, dtype)
@@ -314,7 +340,12 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     .product("q k^T", product(a.key_dim, columns), instances)
     // Rows lie within four threads, so that reductions take next to no movement between lanes.
     .vector("maximum", &[half, columns], Cost::alu(1.0 + extra), instances)
-    .vector("exponentials", &[half, columns], Cost::new(case.coefficient(Coefficient::GpuFlashOps), 1.0), instances)
+    .vector(
+        "exponentials",
+        &[half, columns],
+        Cost::new(case.coefficient(Coefficient::GpuFlashOps), 1.0),
+        instances,
+    )
     .product("p v", product(columns, a.value_dim), instances)
     .vector("rescale", &[half, a.value_dim], Cost::alu(1.0), instances)
     // Key blocks that neighbouring programs share come from the level-2 cache.
@@ -345,11 +376,19 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     } else {
         // Bias per head and mask, both shared by the batch: the cache serves all but the first.
         let shared = size(&[a.queries, a.keys])? as f64;
-        let bytes = if a.bias { 2.0 * a.heads as f64 * shared } else { 0.0 } + if a.mask { shared } else { 0.0 };
+        let bytes = if a.bias {
+            2.0 * a.heads as f64 * shared
+        } else {
+            0.0
+        } + if a.mask { shared } else { 0.0 };
         body = body.read("bias and mask", bytes, dtype);
     }
     if a.residuals {
-        body = body.write("row statistics", 2.0 * size(&[heads, a.queries])? as f64 * 4.0, Dtype::F32);
+        body = body.write(
+            "row statistics",
+            2.0 * size(&[heads, a.queries])? as f64 * 4.0,
+            Dtype::F32,
+        );
     }
     kernels.push(body.finish()?);
     Ok(once(kernels))
@@ -357,7 +396,8 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
 
 /// Work of the softmax that two fusions share: statistics in one, exponentials in the other.
 fn softmax_cost(case: &Case<'_>, a: &Attention) -> (Cost, Cost) {
-    let mask = f64::from(u8::from(a.causal)) * case.coefficient(Coefficient::FlashMaskOps) + f64::from(u8::from(a.mask));
+    let mask = f64::from(u8::from(a.causal)) * case.coefficient(Coefficient::FlashMaskOps)
+        + f64::from(u8::from(a.mask));
     (Cost::new(3.0 + mask, 1.0), Cost::new(2.0 + mask, 1.0))
 }
 
@@ -391,17 +431,33 @@ fn materialised(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError
         k: a.keys,
         n: a.value_dim,
     };
-    let traffic = |a: f64, b: f64, c: f64| Traffic { dtype, passes, a, b, c };
+    let traffic = |a: f64, b: f64, c: f64| Traffic {
+        dtype,
+        passes,
+        a,
+        b,
+        c,
+    };
     let (statistics, exponentials) = softmax_cost(case, a);
     let flat = [batch * a.queries, a.keys];
-    let first = kernel(case, "logits", "q k^T", logits_shape, traffic(q, k, logits))?.read("bias and mask", extra, dtype);
+    let first = kernel(case, "logits", "q k^T", logits_shape, traffic(q, k, logits))?.read(
+        "bias and mask",
+        extra,
+        dtype,
+    );
     if case.tpu() {
         let reduce = Body::streaming("statistics", "maximum and sum of every row")
             .row_reduction("statistics", &flat, statistics, flat[0], 1)
             .read("logits", logits, Dtype::F32)
             .write("statistics", flat[0] as f64 * 8.0, Dtype::F32);
-        let second = kernel(case, "output", "softmax and p v", output_shape, traffic(logits, v, o))?
-            .vector("exponentials", &flat, exponentials, 1);
+        let second = kernel(
+            case,
+            "output",
+            "softmax and p v",
+            output_shape,
+            traffic(logits, v, o),
+        )?
+        .vector("exponentials", &flat, exponentials, 1);
         return Ok(once([first.finish()?, reduce.finish()?, second.finish()?]));
     }
     let weights = if dtype == Dtype::Bf16 { 4.0 } else { 2.0 } * scores;
@@ -449,16 +505,43 @@ fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     let chunks = rows * columns;
     let scores = size(&[batch, queries, keys])? as f64;
     // Logits, weights and the accumulator before and after are alive together.
-    let accumulator = size(&[batch, queries, Attention::stored_channels(case, queries, a.value_dim), 4])? as f64;
-    let alive = if case.tpu() { 6.0 * scores + 2.0 * accumulator } else { 4.0 * scores };
+    let accumulator = size(&[
+        batch,
+        queries,
+        Attention::stored_channels(case, queries, a.value_dim),
+        4,
+    ])? as f64;
+    let alive = if case.tpu() {
+        6.0 * scores + 2.0 * accumulator
+    } else {
+        4.0 * scores
+    };
     let share = spilled(case, alive) / alive;
     let kept = |bytes: f64| share * bytes;
-    let (logits, weights) = (kept(4.0 * scores), kept(if case.tpu() { 2.0 } else { 4.0 } * scores));
+    let (logits, weights) = (
+        kept(4.0 * scores),
+        kept(if case.tpu() { 2.0 } else { 4.0 } * scores),
+    );
     let element = case.bytes();
-    let tokens = |tokens: u64, heads: u64, d: u64| size(&[a.batch, heads, tokens, Attention::stored_channels(case, tokens, d), element]).map(|b| b as f64);
+    let tokens = |tokens: u64, heads: u64, d: u64| {
+        size(&[
+            a.batch,
+            heads,
+            tokens,
+            Attention::stored_channels(case, tokens, d),
+            element,
+        ])
+        .map(|b| b as f64)
+    };
     let accumulator = kept(accumulator);
     let passes = case.passes();
-    let traffic = |a: f64, b: f64, c: f64| Traffic { dtype, passes, a, b, c };
+    let traffic = |a: f64, b: f64, c: f64| Traffic {
+        dtype,
+        passes,
+        a,
+        b,
+        c,
+    };
     let (statistics, exponentials) = softmax_cost(case, a);
     let flat = [batch * queries, keys];
     let first = kernel(
@@ -471,7 +554,11 @@ fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
             k: a.key_dim,
             n: keys,
         },
-        traffic(tokens(queries, a.heads, a.key_dim)?, tokens(keys, a.key_heads, a.key_dim)?, logits),
+        traffic(
+            tokens(queries, a.heads, a.key_dim)?,
+            tokens(keys, a.key_heads, a.key_dim)?,
+            logits,
+        ),
     )?
     .read("bias and mask", bias_bytes(a) * scores, dtype);
     let softmax = Body::streaming("softmax", "softmax of a chunk")
@@ -491,10 +578,20 @@ fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
         },
         traffic(weights, tokens(keys, a.key_heads, a.value_dim)?, accumulator),
     )?
-    .vector("rescale", &[batch * queries, a.value_dim], Cost::alu(case.coefficient(Coefficient::FlashRescaleOps)), 1)
+    .vector(
+        "rescale",
+        &[batch * queries, a.value_dim],
+        Cost::alu(case.coefficient(Coefficient::FlashRescaleOps)),
+        1,
+    )
     .read("accumulator", accumulator, Dtype::F32);
     Ok([first, softmax, second]
         .into_iter()
-        .map(|body| Ok(Launch { kernel: body.finish()?, times: chunks }))
+        .map(|body| {
+            Ok(Launch {
+                kernel: body.finish()?,
+                times: chunks,
+            })
+        })
         .collect::<Result<_, CaseError>>()?)
 }

@@ -168,7 +168,14 @@ impl Body {
         self
     }
 
-    fn vector_op(mut self, name: &str, dims: &[u64], cost: Cost, lanes: Option<([u64; 2], f64)>, count: u64) -> Self {
+    fn vector_op(
+        mut self,
+        name: &str,
+        dims: &[u64],
+        cost: Cost,
+        lanes: Option<([u64; 2], f64)>,
+        count: u64,
+    ) -> Self {
         let elements = dims.iter().copied().chain([count]).collect::<Vec<u64>>();
         let elements = size(&elements);
         let elements = self.note(elements) as f64;
@@ -202,7 +209,13 @@ impl Body {
 
     /// `ops` cross-lane operations on every register of a `rows x columns` tensor.
     pub(super) fn lane_movement(self, name: &str, rows: u64, columns: u64, ops: f64, count: u64) -> Self {
-        self.vector_op(name, &[rows, columns], Cost::default(), Some(([rows, columns], ops)), count)
+        self.vector_op(
+            name,
+            &[rows, columns],
+            Cost::default(),
+            Some(([rows, columns], ops)),
+            count,
+        )
     }
 
     /// Forward substitution.
@@ -219,7 +232,8 @@ impl Body {
 
     fn transfer(&mut self, name: &str, bytes: f64, dtype: Dtype) -> Transfer {
         if !(0.0..=LARGEST as f64).contains(&bytes) {
-            self.fault.get_or_insert(CaseError::TooLarge(format!("{bytes:.3e} bytes of {name}")));
+            self.fault
+                .get_or_insert(CaseError::TooLarge(format!("{bytes:.3e} bytes of {name}")));
         }
         Transfer {
             name: name.to_owned(),

@@ -51,7 +51,9 @@ pub enum CaseError {
     #[error("expected parameters such as `m=1024;k=512`, found `{0}`")]
     Malformed(String),
     /// A format nobody knows.
-    #[error("unknown dtype `{0}`; expected `bf16`, `f16`, `f32`, `s8`, `f8_e4m3fn`, a mix such as `bf16xs8`, or `f32-highest`")]
+    #[error(
+        "unknown dtype `{0}`; expected `bf16`, `f16`, `f32`, `s8`, `f8_e4m3fn`, a mix such as `bf16xs8`, `f32-highest`, or `tf32`"
+    )]
     Format(String),
     /// Counts beyond what can be added up.
     #[error("too large: {0}")]
@@ -76,7 +78,10 @@ impl Params {
             let Some((name, value)) = piece.split_once('=') else {
                 return Err(CaseError::Malformed(piece.to_owned()));
             };
-            if params.insert(name.trim().to_owned(), value.trim().to_owned()).is_some() {
+            if params
+                .insert(name.trim().to_owned(), value.trim().to_owned())
+                .is_some()
+            {
                 return Err(CaseError::Malformed(format!("{name} twice")));
             }
         }
@@ -102,8 +107,10 @@ pub struct Formats {
     pub a: Dtype,
     /// Second operand of a mixed product.
     pub b: Dtype,
-    /// Whether f32 products take all six bf16 passes.
+    /// Whether f32 products take all six bf16 passes (`f32-highest`).
     pub highest: bool,
+    /// Whether f32 products run in TF32 on a GPU (`tf32`), where `f32` alone asks the libraries for full precision.
+    pub tf32: bool,
 }
 
 impl Formats {
@@ -116,6 +123,11 @@ impl Formats {
         let (names, highest) = match text.strip_suffix("-highest") {
             Some(names) => (names, true),
             None => (text, false),
+        };
+        let (names, tf32) = if names == "tf32" {
+            ("f32", true)
+        } else {
+            (names, false)
         };
         let one = |name: &str| {
             Some(match name {
@@ -135,7 +147,7 @@ impl Formats {
                 None => return Err(unknown()),
             },
         };
-        Ok(Formats { a, b, highest })
+        Ok(Formats { a, b, highest, tf32 })
     }
 
     /// Format the operands of a product are multiplied in.
@@ -272,8 +284,11 @@ impl<'a> Case<'a> {
     /// # Errors
     /// Where a part is no size.
     pub fn dims(&self, name: &str) -> Result<Option<Vec<usize>>, CaseError> {
-        let Some(text) = self.text(name) else { return Ok(None) };
-        let parts: Result<Vec<u64>, CaseError> = text.split('x').map(|part| Self::number(name, part)).collect();
+        let Some(text) = self.text(name) else {
+            return Ok(None);
+        };
+        let parts: Result<Vec<u64>, CaseError> =
+            text.split('x').map(|part| Self::number(name, part)).collect();
         let parts = parts.map_err(|_| Self::wrong(name, "extents such as `8x32x128`", text))?;
         size(&parts)?;
         Ok(Some(parts.into_iter().map(|d| d as usize).collect()))

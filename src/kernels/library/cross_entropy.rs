@@ -40,13 +40,28 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
         // Rows slice by slice would overlap product and softmax; the kernel finishes one before the other. Only row blocks are independent, so that is what
         // a second core needs.
         let x_reads = if depth_blocks == 1 { 1 } else { column_blocks };
-        let mut body = Body::new(case.op, "blocks of logits", row_blocks, column_blocks * depth_blocks)
-            .live(rows * columns * 4)
-            .product("x W", product, steps)
-            .row_reduction("softmax", &[rows, columns], logit, rows, row_blocks * column_blocks)
-            .read("x", (tokens * width) as f64 * element * x_reads as f64, dtype)
-            .read("W", (width * vocabulary) as f64 * element * row_blocks as f64, dtype)
-            .write("loss", tokens as f64 * 8.0, Dtype::F32);
+        let mut body = Body::new(
+            case.op,
+            "blocks of logits",
+            row_blocks,
+            column_blocks * depth_blocks,
+        )
+        .live(rows * columns * 4)
+        .product("x W", product, steps)
+        .row_reduction(
+            "softmax",
+            &[rows, columns],
+            logit,
+            rows,
+            row_blocks * column_blocks,
+        )
+        .read("x", (tokens * width) as f64 * element * x_reads as f64, dtype)
+        .read(
+            "W",
+            (width * vocabulary) as f64 * element * row_blocks as f64,
+            dtype,
+        )
+        .write("loss", tokens as f64 * 8.0, Dtype::F32);
         body.implementation.program_cycles = case.coefficient(Coefficient::CrossEntropyStep);
         return Ok(once([body.finish()?]));
     }
@@ -89,6 +104,9 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
         statistic("logit of the label", Cost::alu(4.0))?,
     ];
     let once = rounded.then(|| Launch::from(rounding));
-    let looped = kernels.into_iter().map(|kernel| Launch { kernel, times: blocks });
+    let looped = kernels.into_iter().map(|kernel| Launch {
+        kernel,
+        times: blocks,
+    });
     Ok(once.into_iter().chain(looped).collect())
 }

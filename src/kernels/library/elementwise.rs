@@ -8,14 +8,44 @@ use crate::kernels::tiled_elements;
 
 pub(super) const FAMILY: Family = Family {
     ops: &[
-        "add", "mul", "mul_add", "relu", "leaky", "linear", "binary", "parametric", "elu", "selu", "sigmoid", "tanh",
-        "exp", "log", "rsqrt", "reciprocal", "silu", "softplus", "gelu", "exp8", "fma32", "copy",
+        "add",
+        "mul",
+        "mul_add",
+        "relu",
+        "leaky",
+        "linear",
+        "binary",
+        "parametric",
+        "elu",
+        "selu",
+        "sigmoid",
+        "tanh",
+        "exp",
+        "log",
+        "rsqrt",
+        "reciprocal",
+        "silu",
+        "softplus",
+        "gelu",
+        "exp8",
+        "exp32",
+        "fma32",
+        "fma256",
+        "copy",
     ],
     build,
 };
 
 pub(super) const MOVEMENT: Family = Family {
-    ops: &["read_sum", "row_sum", "col_sum", "cumsum_rows", "transpose", "conv4_silu", "tri_solve"],
+    ops: &[
+        "read_sum",
+        "row_sum",
+        "col_sum",
+        "cumsum_rows",
+        "transpose",
+        "conv4_silu",
+        "tri_solve",
+    ],
     build: movement,
 };
 
@@ -36,8 +66,11 @@ fn function(op: &str) -> (u64, Cost) {
         // tanh form: the cube, two multiply-adds, and the product with half of the argument.
         "gelu" => (1, Cost::new(8.0, 1.0)),
         "tanh" | "exp" | "log" | "rsqrt" | "reciprocal" => (1, Cost::new(0.0, 1.0)),
+        // Chains of exponentials and of multiply-adds.
         "exp8" => (1, Cost::new(0.0, 8.0)),
+        "exp32" => (1, Cost::new(0.0, 32.0)),
         "fma32" => (1, Cost::alu(64.0)),
+        "fma256" => (1, Cost::alu(512.0)),
         _ => (1, Cost::default()),
     }
 }
@@ -76,7 +109,7 @@ pub(super) fn register_dims(case: &Case<'_>, dims: &[usize]) -> Vec<u64> {
 fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
     let dims = extents(case)?;
     let (inputs, mut cost) = function(case.op);
-    if !case.tpu() && case.op == "fma32" {
+    if !case.tpu() && case.op.starts_with("fma") {
         // Fused multiply-adds are one operation there.
         cost.alu /= 2.0;
     }
@@ -161,7 +194,10 @@ fn cumulative_sum(case: &Case<'_>, dtype: Dtype) -> Result<Vec<Launch>, CaseErro
 fn matrix_movement(case: &Case<'_>, dtype: Dtype) -> Result<Body, CaseError> {
     let dims = extents(case)?;
     let [rows, columns] = dims[..] else {
-        return Err(CaseError::Unsupported(format!("`{}` takes a matrix: `rows` and `cols`", case.op)));
+        return Err(CaseError::Unsupported(format!(
+            "`{}` takes a matrix: `rows` and `cols`",
+            case.op
+        )));
     };
     let bytes = stored(case, &dims) * dtype.bytes() as f64;
     let (rows, columns) = (rows as u64, columns as u64);
@@ -171,9 +207,13 @@ fn matrix_movement(case: &Case<'_>, dtype: Dtype) -> Result<Body, CaseError> {
         "row_sum" => read
             .row_reduction("sum", &extents, Cost::alu(1.0), rows, 1)
             .write("sums", (rows * dtype.bytes()) as f64, dtype),
-        "col_sum" => read
-            .vector("sum", &extents, Cost::alu(1.0), 1)
-            .write("sums", (columns * dtype.bytes()) as f64, dtype),
-        _ => read.lane_movement("transpose", rows, columns, 1.0, 1).write("result", bytes, dtype),
+        "col_sum" => read.vector("sum", &extents, Cost::alu(1.0), 1).write(
+            "sums",
+            (columns * dtype.bytes()) as f64,
+            dtype,
+        ),
+        _ => read
+            .lane_movement("transpose", rows, columns, 1.0, 1)
+            .write("result", bytes, dtype),
     })
 }

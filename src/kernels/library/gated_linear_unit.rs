@@ -35,7 +35,11 @@ pub(super) fn spilled(case: &Case<'_>, bytes: f64) -> f64 {
         let kept = case.coefficient(Coefficient::ResidentShare) * case.chip.on_chip_per_device().get();
         return (bytes - kept).max(0.0);
     }
-    let kept = case.chip.cache.as_ref().is_some_and(|cache| bytes < CACHE_SHARE * cache.capacity.get());
+    let kept = case
+        .chip
+        .cache
+        .as_ref()
+        .is_some_and(|cache| bytes < CACHE_SHARE * cache.capacity.get());
     if kept { 0.0 } else { bytes }
 }
 

@@ -51,10 +51,22 @@ pub(super) struct Traffic {
 }
 
 /// The product as a kernel, before `finish`; what a fusion adds can be appended.
-pub(super) fn kernel(case: &Case<'_>, label: &str, title: &str, shape: Shape, traffic: Traffic) -> Result<Body, CaseError> {
+pub(super) fn kernel(
+    case: &Case<'_>,
+    label: &str,
+    title: &str,
+    shape: Shape,
+    traffic: Traffic,
+) -> Result<Body, CaseError> {
     let Shape { batch, m, k, n } = shape;
     size(&[batch, m, n])?;
-    let Traffic { dtype, passes, a, b, c } = traffic;
+    let Traffic {
+        dtype,
+        passes,
+        a,
+        b,
+        c,
+    } = traffic;
     if !case.tpu() {
         let cores = u64::from(case.chip.cores_per_device);
         let waves = |[rows, columns]: [u64; 2]| {
@@ -103,7 +115,11 @@ pub(super) fn kernel(case: &Case<'_>, label: &str, title: &str, shape: Shape, tr
     // The panel of `a` stays while the columns advance, unless the depth is cut as well.
     let a_reads = if tiles[1] == 1 { 1 } else { tiles[2] };
     let body = Body::new(label, title, outputs, tiles[1]);
-    let body = if whole { body.units_that_fit() } else { body.units(slices) };
+    let body = if whole {
+        body.units_that_fit()
+    } else {
+        body.units(slices)
+    };
     Ok(body
         .live(rows * bn * 4)
         .product("product", product, steps)
@@ -121,16 +137,22 @@ fn tpu_tiles(case: &Case<'_>, shape: Shape, traffic: Traffic) -> [u64; 3] {
     let scoped = (capacity / SCOPED_SHARE).max(SCOPED_BYTES.min(capacity));
     let cores = u64::from(chip.cores_per_device);
     let flops = 2.0 * batch as f64 * m as f64 * k as f64 * n as f64 * f64::from(traffic.passes);
-    let peak = chip.matrix_flops_per_second(traffic.dtype).map_or(f64::INFINITY, |peak| peak.get());
+    let peak = chip
+        .matrix_flops_per_second(traffic.dtype)
+        .map_or(f64::INFINITY, |peak| peak.get());
     let bandwidth = chip.achievable_hbm_bandwidth_per_device().get();
     let per = |bytes: f64, elements: u64| bytes / (batch * elements) as f64;
     let (a, b) = (per(traffic.a, m * k), per(traffic.b, k * n));
-    let mut best = (f64::INFINITY, [m, k, n].map(|extent| extent.div_ceil(TPU_TILES[0])));
+    let mut best = (
+        f64::INFINITY,
+        [m, k, n].map(|extent| extent.div_ceil(TPU_TILES[0])),
+    );
     for bm in TPU_TILES {
         for bn in TPU_TILES {
             for bk in TPU_TILES.into_iter().chain([k]) {
                 let tiles = [m.div_ceil(bm), k.div_ceil(bk), n.div_ceil(bn)];
-                let [rows, depth, columns] = [m.div_ceil(tiles[0]), k.div_ceil(tiles[1]), n.div_ceil(tiles[2])];
+                let [rows, depth, columns] =
+                    [m.div_ceil(tiles[0]), k.div_ceil(tiles[1]), n.div_ceil(tiles[2])];
                 let blocks = (rows * depth) as f64 * a + (depth * columns) as f64 * b;
                 if 2.0 * blocks + (rows * columns * 4) as f64 > scoped as f64 {
                     continue;
@@ -152,9 +174,27 @@ fn tpu_tiles(case: &Case<'_>, shape: Shape, traffic: Traffic) -> [u64; 3] {
     best.1
 }
 
+/// bf16 passes that take as long as an f32 product on the vector unit, a multiply-add counting as one operation of a slot.
+fn vector_passes(case: &Case<'_>) -> u32 {
+    let chip = case.chip;
+    let matrix = chip
+        .matrix_flops_per_second(Dtype::Bf16)
+        .map_or(0.0, |rate| rate.get());
+    let vector = chip.vector_flops_per_second().get();
+    if vector > 0.0 {
+        (matrix / vector).round().max(1.0) as u32
+    } else {
+        1
+    }
+}
+
 fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
     let shape = Shape {
-        batch: if case.op == "bmm" { case.any(&["batch", "b"])? } else { 1 },
+        batch: if case.op == "bmm" {
+            case.any(&["batch", "b"])?
+        } else {
+            1
+        },
         m: case.size("m")?,
         k: case.size("k")?,
         n: case.size("n")?,
@@ -165,12 +205,16 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
         Dtype::Int8 => Dtype::F32,
         dtype => dtype,
     };
+    // In full precision the libraries of a GPU multiply on the vector unit; these passes take as long.
+    let full = !case.tpu() && !case.formats.tf32 && case.formats.product() == Dtype::F32;
     let traffic = Traffic {
         dtype: case.formats.product(),
-        passes: case.passes(),
+        passes: if full { vector_passes(case) } else { case.passes() },
         a: (size(&[batch, m, k])? * case.formats.a.bytes()) as f64,
         b: (size(&[batch, k, n])? * case.formats.b.bytes()) as f64,
         c: (size(&[batch, m, n])? * result.bytes()) as f64,
     };
-    Ok(once([kernel(case, case.op, "matrix product", shape, traffic)?.finish()?]))
+    Ok(once([
+        kernel(case, case.op, "matrix product", shape, traffic)?.finish()?
+    ]))
 }

@@ -42,7 +42,12 @@ impl From<Kernel> for Launch {
 ///
 /// # Errors
 /// Where the counts are too large.
-pub fn stream(label: &str, title: &str, [read, written]: [f64; 2], dtype: Dtype) -> Result<Kernel, CaseError> {
+pub fn stream(
+    label: &str,
+    title: &str,
+    [read, written]: [f64; 2],
+    dtype: Dtype,
+) -> Result<Kernel, CaseError> {
     let mut body = body::Body::streaming(label, title);
     if read > 0.0 {
         body = body.read("source", read, dtype);

@@ -11,6 +11,9 @@ pub(super) const FAMILY: Family = Family {
     build,
 };
 
+/// Longest row that the softmax and norms of a GPU library keep in registers. Source: the persistent softmax of PyTorch.
+const GPU_ROW_IN_REGISTERS: u64 = 1024;
+
 /// What a norm does to a matrix of `rows x columns`, statistics along the columns.
 struct Norm {
     /// Passes that only read, before the one that reads and writes.
@@ -46,8 +49,9 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
             apply: Cost::alu(if centre { 4.0 } else { 2.0 }),
         },
     };
-    if !case.tpu() && case.op != "normalization" {
-        // Library kernels of a GPU keep a row in registers: one pass.
+    let row = dims.last().map_or(0, |&d| d as u64);
+    if !case.tpu() && case.op != "normalization" && row <= GPU_ROW_IN_REGISTERS {
+        // Library kernels of a GPU keep a short row in registers: one pass.
         norm.apply.alu += norm.statistics as f64 * norm.gather.alu;
         norm.apply.transcendental += norm.statistics as f64 * norm.gather.transcendental;
         norm.statistics = 0;
@@ -56,7 +60,12 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
 }
 
 /// XLA reads the operand once for every statistic and once more to apply them: fusions end at a reduction.
-fn kernels(case: &Case<'_>, dims: &[usize], along_lanes: bool, norm: &Norm) -> Result<Vec<Kernel>, CaseError> {
+fn kernels(
+    case: &Case<'_>,
+    dims: &[usize],
+    along_lanes: bool,
+    norm: &Norm,
+) -> Result<Vec<Kernel>, CaseError> {
     let dtype = case.formats.a;
     let bytes = stored(case, dims) * dtype.bytes() as f64;
     let extents: Vec<u64> = dims.iter().map(|&d| d as u64).collect();
@@ -72,7 +81,11 @@ fn kernels(case: &Case<'_>, dims: &[usize], along_lanes: bool, norm: &Norm) -> R
     let mut kernels = Vec::new();
     for _ in 0..norm.statistics {
         let body = Body::streaming(case.op, "statistics").read("operand", bytes, dtype);
-        kernels.push(vector(body, "statistics", norm.gather).write("statistics", rows as f64 * 8.0, dtype).finish()?);
+        kernels.push(
+            vector(body, "statistics", norm.gather)
+                .write("statistics", rows as f64 * 8.0, dtype)
+                .finish()?,
+        );
     }
     let body = Body::streaming(case.op, "normalisation")
         .read("operand", bytes, dtype)

@@ -9,7 +9,12 @@ use crate::dtype::Dtype;
 use crate::kernels::ResidentBlock;
 
 pub(super) const FAMILY: Family = Family {
-    ops: &["ragged_dot", "ragged_dot_v2", "ragged_dot_xla", "ragged_dot_triton"],
+    ops: &[
+        "ragged_dot",
+        "ragged_dot_v2",
+        "ragged_dot_xla",
+        "ragged_dot_triton",
+    ],
     build,
 };
 
@@ -61,10 +66,16 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
         match case.op {
             "ragged_dot_xla" if case.chip.cores_per_device > 1 => dense(case, shape)?,
             "ragged_dot_triton" => {
-                return Err(CaseError::Unsupported("`ragged_dot_triton` runs on GPUs only".to_owned()));
+                return Err(CaseError::Unsupported(
+                    "`ragged_dot_triton` runs on GPUs only".to_owned(),
+                ));
             }
             op => {
-                let tile = if op == "ragged_dot" { tile(case, shape)? } else { usual_tile(case, shape) };
+                let tile = if op == "ragged_dot" {
+                    tile(case, shape)?
+                } else {
+                    usual_tile(case, shape)
+                };
                 on_tpu(case, shape, tile)?
             }
         }
@@ -72,14 +83,23 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
         match case.op {
             "ragged_dot_xla" => dense(case, shape)?,
             "ragged_dot_v2" => {
-                return Err(CaseError::Unsupported("`ragged_dot_v2` runs on TPUs only".to_owned()));
+                return Err(CaseError::Unsupported(
+                    "`ragged_dot_v2` runs on TPUs only".to_owned(),
+                ));
             }
             _ => on_gpu(case, shape)?,
         }
     };
     if residuals && case.tpu() {
         // The output is returned twice, so it is copied. Source: 3.9 to 4.0 bytes per output element on v5p, v6e and v7x.
-        launches.push(copy("output for the backward pass", (m * n * case.bytes()) as f64, case.formats.a)?.into());
+        launches.push(
+            copy(
+                "output for the backward pass",
+                (m * n * case.bytes()) as f64,
+                case.formats.a,
+            )?
+            .into(),
+        );
     }
     Ok(launches)
 }
@@ -144,13 +164,22 @@ fn on_tpu(case: &Case<'_>, shape: Grouped, tile: Tile) -> Result<Vec<Launch>, Ca
         passes: case.passes(),
     };
     let fetches = size(&[columns, groups.min(visits)])?;
-    let weights = if depth == 1 { fetches } else { size(&[columns, visits, depth])? };
+    let weights = if depth == 1 {
+        fetches
+    } else {
+        size(&[columns, visits, depth])?
+    };
     let block = tile.k * tile.n * b.bytes();
     let mut body = Body::new(case.op, "grouped product", outputs, depth)
         .units(slices)
         .live(rows * tile.n * 4)
         .product("product", product, steps)
-        .vector("accumulate", &[rows, tile.n], Cost::alu(case.coefficient(Coefficient::GroupedStoreOps)), steps)
+        .vector(
+            "accumulate",
+            &[rows, tile.n],
+            Cost::alu(case.coefficient(Coefficient::GroupedStoreOps)),
+            steps,
+        )
         .read("rows", (m * k * a.bytes()) as f64 * columns as f64, a)
         .read("weights", weights as f64 * block as f64, b)
         .write("output", (m * n * a.bytes()) as f64, a);
@@ -158,7 +187,10 @@ fn on_tpu(case: &Case<'_>, shape: Grouped, tile: Tile) -> Result<Vec<Launch>, Ca
     // The slices of a row tile are one step of the kernel.
     body.implementation.program_cycles = case.coefficient(Coefficient::GroupedVisit);
     if depth == 1 {
-        body.implementation.resident_block = Some(ResidentBlock { bytes: block, fetches });
+        body.implementation.resident_block = Some(ResidentBlock {
+            bytes: block,
+            fetches,
+        });
     }
     let mut kernels = Vec::new();
     let padded = [k, n].map(|extent| extent.next_multiple_of(lanes));
@@ -205,7 +237,12 @@ fn on_gpu(case: &Case<'_>, shape: Grouped) -> Result<Vec<Launch>, CaseError> {
     let mut kernels = vec![body.finish()?];
     if case.op == "ragged_dot_triton" {
         let all = size(&[groups, m.div_ceil(tile.m), columns])?;
-        let mut empty = Body::new("empty programs", "programs without a row of their group", all - programs.min(all), 1);
+        let mut empty = Body::new(
+            "empty programs",
+            "programs without a row of their group",
+            all - programs.min(all),
+            1,
+        );
         empty.implementation.program_cycles = case.coefficient(Coefficient::EmptyProgram);
         let mut empty = empty.finish()?;
         // They are part of the same launch; what stands here is their time on the multiprocessors.
@@ -234,7 +271,14 @@ fn dense(case: &Case<'_>, shape: Grouped) -> Result<Vec<Launch>, CaseError> {
         b: (k * n * case.formats.b.bytes()) as f64,
         c: output,
     };
-    let product = matmul::kernel(case, "product", "all rows with the weights of a group", dense, traffic)?.read("output so far", output, a);
+    let product = matmul::kernel(
+        case,
+        "product",
+        "all rows with the weights of a group",
+        dense,
+        traffic,
+    )?
+    .read("output so far", output, a);
     let mut launches = Vec::new();
     if tpu {
         let mask = Body::streaming("mask", "rows of the group")
@@ -242,11 +286,18 @@ fn dense(case: &Case<'_>, shape: Grouped) -> Result<Vec<Launch>, CaseError> {
             .read("rows", rows * a.bytes() as f64, a)
             .write("masked rows", rows * 4.0, Dtype::F32);
         launches.push(mask.finish()?);
-        launches.push(copy("masked rows in the layout of the product", rows * 4.0, Dtype::F32)?);
+        launches.push(copy(
+            "masked rows in the layout of the product",
+            rows * 4.0,
+            Dtype::F32,
+        )?);
     }
     launches.push(product.finish()?);
     Ok(launches
         .into_iter()
-        .map(|kernel| Launch { kernel, times: groups })
+        .map(|kernel| Launch {
+            kernel,
+            times: groups,
+        })
         .collect())
 }

@@ -42,20 +42,39 @@ pub struct Recurrent {
 ///
 /// # Errors
 /// Where the counts are too large.
-pub fn decode(chip: &Chip, r: Recurrent, activations: Dtype, implementation: Implementation) -> Result<Kernel, CaseError> {
+pub fn decode(
+    chip: &Chip,
+    r: Recurrent,
+    activations: Dtype,
+    implementation: Implementation,
+) -> Result<Kernel, CaseError> {
     let state_ops = chip.coefficient(Coefficient::StateOps);
     let states = size(&[r.tokens, r.value_heads])?;
     let state_bytes = size(&[states, r.key_dim, r.value_dim, r.state.bytes()])? as f64;
-    let operands = size(&[r.tokens, 2 * r.key_heads * r.key_dim + r.value_heads * r.value_dim])? as f64 * activations.bytes() as f64;
+    let operands = size(&[
+        r.tokens,
+        2 * r.key_heads * r.key_dim + r.value_heads * r.value_dim,
+    ])? as f64
+        * activations.bytes() as f64;
     let gates = size(&[r.tokens, r.value_heads, r.decays + 1])? as f64 * 4.0;
     let mut body = Body::new("decode", "one token per sequence", states, 1)
         .units(r.states_per_program)
-        .row_reduction("S~, k S~, S, q S", &[r.key_dim, r.value_dim], Cost::alu(state_ops), r.key_dim, states)
+        .row_reduction(
+            "S~, k S~, S, q S",
+            &[r.key_dim, r.value_dim],
+            Cost::alu(state_ops),
+            r.key_dim,
+            states,
+        )
         .read("states", state_bytes, r.state)
         .read("queries, keys, values", operands, activations)
         .read("gates", gates, Dtype::F32)
         .write("states", state_bytes, r.state)
-        .write("output", size(&[states, r.value_dim, activations.bytes()])? as f64, activations);
+        .write(
+            "output",
+            size(&[states, r.value_dim, activations.bytes()])? as f64,
+            activations,
+        );
     body.implementation = implementation;
     body.finish()
 }
@@ -76,7 +95,11 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
             1,
         )
         .read("operands", operands as f64, case.formats.a)
-        .write("result", (value_heads * value_dim * case.bytes()) as f64, case.formats.a)
+        .write(
+            "result",
+            (value_heads * value_dim * case.bytes()) as f64,
+            case.formats.a,
+        )
         .finish()?;
     Ok(vec![Launch {
         kernel,
