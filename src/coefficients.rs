@@ -80,8 +80,8 @@ macro_rules! coefficients {
 }
 
 coefficients! {
-    WeightLoadFloor = "weight_load_floor", "share of the array side", Tpu, 0.25 in 0.05..=0.5,
-        "Cycles of the load of a stationary tile that a short stream cannot hide, as a share of the side of the array. Starting value: measured grouped products, 0.15 to 0.35.";
+    WeightLoadFloor = "weight_load_floor", "share of the array side", Tpu, 0.2 in 0.05..=0.25,
+        "Cycles of the load of a stationary tile that a short stream cannot hide, as a share of the side of the array. Starting value: measured grouped products and one KDA kernel, 0.15 to 0.35; schedules of the TPU compiler stream 64 rows per tile of 256-wide arrays without a gap, so it is no more than a quarter.";
     AccumulateOps = "accumulate_ops", "ALU operations per register and pop or add", Tpu, 1.0 in 0.2..=2.0,
         "A partial sum is popped from the array, and added where the contraction is deeper than the array. Starting value: one operation each.";
     IssueEfficiency = "issue_efficiency", "share", Tpu, 0.95 in 0.6..=1.0,

@@ -516,7 +516,8 @@ fn lists_name_everything_shipped() -> Outcome {
         let names = names(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder))?;
         Ok(names
             .iter()
-            .map(|name| name.trim_end_matches(".yaml").to_owned())
+            .filter_map(|name| name.strip_suffix(".yaml"))
+            .map(str::to_owned)
             .collect())
     };
     for (command, folder) in [(&["list"][..], "workloads"), (&["hw", "list"][..], "hw")] {

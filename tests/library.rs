@@ -110,7 +110,7 @@ proptest! {
             ("flash_attention", "B=2;Tq=2048;Tk=2048;Hq=@;Hkv=@;D=128;Dv=128;causal=0;block_q=512;block_kv=1024"),
             ("attention_xla", "B=@;Tq=1024;Tk=1024;Hq=8;Hkv=8;D=128;Dv=128;causal=1"),
             ("chunked_attention", "B=@;Tq=2048;Tk=2048;Hq=8;Hkv=8;D=128;Dv=128;causal=0"),
-            ("ragged_dot", "m=16384;k=1024;n=@;groups=8;tile_m=128;tile_k=1024;tile_n=512"),
+            ("ragged_dot", "m=@;k=1024;n=1024;groups=8;tile_m=128;tile_k=1024;tile_n=512"),
             ("gated_linear_unit", "m=@;k=768;n=1536;x=@x768;act=silu"),
             ("linear_cross_entropy", "tokens=@;d=2048;vocab=32768;reduction=mean;b_block_size=1024;h_block_size=2048;v_block_size=512"),
             ("kda_chunk", "B=1;T=@;H=8;K=128;V=128"),

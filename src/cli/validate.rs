@@ -1,14 +1,23 @@
 //! `tpusim validate`.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::Write;
+use std::path::{Path, PathBuf};
 
+use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
 use super::{Global, Outcome, fit};
+use crate::calibration::data::Observation;
 use crate::calibration::validate::{self, Score, Split};
+use crate::hardware;
+use crate::report::plot::Theme;
+use crate::report::plot::scatter::{self, Point};
 use crate::report::table::{Cell, Column, Format, Table};
+use crate::report::validation::{self, Page};
+use crate::study::cross_check;
 
 /// What a fit does not see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -32,11 +41,25 @@ pub(super) struct ValidateArgs {
     /// Only these families, by name or by a part of it
     #[arg(long, value_delimiter = ',')]
     families: Vec<String>,
+    /// Write the page docs/validation.md is, with its picture in a folder `images` beside it
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["csv", "leave_out", "families"])]
+    page: Option<PathBuf>,
+    /// Write predicted against measured times as FILE.svg and FILE.png
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// Replace the page or the picture
+    #[arg(long)]
+    force: bool,
 }
 
 pub(super) fn execute(out: &mut impl Write, args: &ValidateArgs, global: &Global) -> anyhow::Result<Outcome> {
+    for path in wanted_files(args) {
+        if path.exists() && !args.force {
+            bail!("{} exists; `--force` replaces it", path.display());
+        }
+    }
     let data = fit::read(&args.csv, args.csv.is_empty(), &args.families)?;
-    let scores = if args.csv.is_empty() {
+    let (scores, residuals) = if args.csv.is_empty() {
         let wanted = |what: LeaveOut| args.leave_out.is_empty() || args.leave_out.contains(&what);
         let splits: Vec<Split> = [
             (true, Split::InSample),
@@ -50,14 +73,34 @@ pub(super) fn execute(out: &mut impl Write, args: &ValidateArgs, global: &Global
         .map(|(_, split)| split)
         .collect();
         let validation = validate::validate(&data, &splits);
-        validate::scores(&data.used, &validation.residuals)
+        (
+            validate::scores(&data.used, &validation.residuals),
+            validation.residuals,
+        )
     } else {
         let residuals = BTreeMap::from([
             (Split::InSample, validate::unfitted(&data.used)),
             (Split::Roofline, validate::roofline(&data.used)),
         ]);
-        validate::scores(&data.used, &residuals)
+        (validate::scores(&data.used, &residuals), residuals)
     };
+    let (title, points) = points(&data.used, &residuals);
+    if let Some(path) = &args.plot {
+        write_file(&path.with_extension("svg"), scatter::svg(title, &points, Theme::Light)?)?;
+        scatter::png(title, &points, Theme::Light, &path.with_extension("png"))?;
+    }
+    if let Some(path) = &args.page {
+        let page = validation::markdown(&Page {
+            data: &data,
+            scores: &scores,
+            calibration: hardware::shipped_calibration(),
+            ratios: &cross_check::cross_check()?,
+        });
+        let images = path.parent().unwrap_or(Path::new(".")).join("images");
+        fs::create_dir_all(&images).with_context(|| format!("cannot create {}", images.display()))?;
+        write_file(&images.join("validation.svg"), scatter::svg(title, &points, Theme::Light)?)?;
+        write_file(path, page)?;
+    }
     match global.format {
         Format::Json => {
             serde_json::to_writer_pretty(&mut *out, &json!({ "rows": scores }))?;
@@ -68,6 +111,46 @@ pub(super) fn execute(out: &mut impl Write, args: &ValidateArgs, global: &Global
     }
     fit::rejected(&data, global);
     Ok(Outcome::Done)
+}
+
+/// Files that the arguments ask for.
+fn wanted_files(args: &ValidateArgs) -> Vec<PathBuf> {
+    let pictures = args
+        .plot
+        .iter()
+        .flat_map(|path| [path.with_extension("svg"), path.with_extension("png")]);
+    args.page.iter().cloned().chain(pictures).collect()
+}
+
+fn write_file(path: &Path, text: String) -> anyhow::Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Points of the picture: out of fold where something was left out, and what the title says of it.
+fn points(
+    observations: &[Observation],
+    residuals: &BTreeMap<Split, Vec<Option<f64>>>,
+) -> (&'static str, Vec<Point>) {
+    let (title, split) = if residuals.contains_key(&Split::LeaveDeviceOut) {
+        ("Predicted against measured time, each device left out in turn", Split::LeaveDeviceOut)
+    } else if residuals.contains_key(&Split::ByShape) {
+        ("Predicted against measured time, a fifth of the shapes left out", Split::ByShape)
+    } else {
+        ("Predicted against measured time, shipped calibration", Split::InSample)
+    };
+    let of_split = residuals.get(&split).into_iter().flatten();
+    let points = observations
+        .iter()
+        .zip(of_split)
+        .filter_map(|(o, residual)| {
+            residual.map(|residual| Point {
+                device: o.row.device.clone(),
+                measured_us: o.measured_us,
+                predicted_us: o.measured_us * residual.exp(),
+            })
+        })
+        .collect();
+    (title, points)
 }
 
 fn table(scores: &[Score]) -> Table {

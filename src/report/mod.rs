@@ -30,4 +30,5 @@ pub mod probe;
 pub mod result;
 pub mod stack;
 pub mod table;
+pub mod validation;
 pub mod whitening;

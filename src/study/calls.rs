@@ -7,7 +7,8 @@ use crate::dtype::Dtype;
 use crate::hardware::{Architecture, Chip};
 use crate::kernels::library::{self, Case, CaseError, Formats, Launch, Params, Recurrent};
 use crate::kernels::{Group, Implementation, Kernel, Plan, Program, Transfer, lower};
-use crate::layer::{DecayGate, GramVariant, InitialState, Layer, StateFormat};
+use crate::graph::Precision;
+use crate::layer::{DecayGate, GramVariant, InitialState, InverseVariant, Layer, StateFormat};
 use crate::mechanisms::{self, Granularity, LayerGraph, Mechanism, gram_variants};
 use crate::workload;
 use crate::{config::suggestion, graph::Stage};
@@ -242,8 +243,7 @@ fn chunk(
     // How often the profiler saw the kernel in one call; its time is that of all of them.
     let _ = case.optional("calls")?;
     if case.chip.architecture == Architecture::Tpu {
-        let launches = kernels(&layer, if delta { "tokamax" } else { "unfused" }, one, in_core)?;
-        return Ok(launches.into_iter().map(Launch::from).collect());
+        return on_tpu(case, sizes, layer, delta);
     }
     let granularity = (mechanism.granularity)(&layer);
     let by_channel = granularity == Granularity::Channel;
@@ -291,6 +291,40 @@ fn chunk(
             )));
         }
     }
+    Ok(launches)
+}
+
+/// Heads that a program of Tokamax KDA works on side by side, at most. Source: its code, which takes as many as fit into its VMEM budget.
+const TOKAMAX_HEADS: u64 = 16;
+
+/// The two kernels of Tokamax KDA for a delta rule: products with the f32 state in six passes, an inverse by block products of 8 rows at default precision. Its operands
+/// stand by head, so queries, keys, values and decays are copied into that layout and the output out of it. Mechanisms without a solve have no such kernels; their stages run one by one.
+fn on_tpu(case: &Case<'_>, sizes: Sizes, mut layer: Layer, delta: bool) -> Result<Vec<Launch>, CaseError> {
+    let program = Program {
+        heads: TOKAMAX_HEADS,
+        chunks: 1,
+    };
+    if !delta {
+        let launches = kernels(&layer, "unfused", program, in_core)?;
+        return Ok(launches.into_iter().map(Launch::from).collect());
+    }
+    layer.state_precision = Precision::Highest;
+    layer.inverse = InverseVariant::TwoLevel;
+    layer.inverse_precision = Precision::Default;
+    let tokens = (sizes.batch * sizes.tokens) as f64 * case.bytes() as f64;
+    let keys = tokens * (sizes.key_heads * sizes.key_dim) as f64;
+    let values = tokens * (sizes.value_heads * sizes.value_dim) as f64;
+    let copy = |title: &str, bytes: f64| library::stream("copy", title, [bytes, bytes], case.formats.a).map(Launch::from);
+    let mut launches = vec![
+        copy("queries by head", keys)?,
+        copy("keys by head", keys)?,
+        copy("values by head", values)?,
+    ];
+    if (layer.mechanism.granularity)(&layer) == Granularity::Channel {
+        launches.push(copy("decays by head", keys)?);
+    }
+    launches.extend(kernels(&layer, "tokamax", program, in_core)?.into_iter().map(Launch::from));
+    launches.push(copy("output by token", values)?);
     Ok(launches)
 }
 

@@ -62,7 +62,7 @@ pub struct KernelTime {
     pub vmem_us: f64,
     /// Time of the HBM traffic at the achievable bandwidth.
     pub hbm_us: f64,
-    /// Time in which the critical path of the programs waits for results on their way: dependent latency.
+    /// Time in which the critical path of the programs waits for results on their way: dependent latency, and what the issue loses.
     pub latency_us: f64,
     /// Launch, grid steps, and the latency of transfers that nothing covers.
     pub launch_us: f64,
@@ -236,7 +236,7 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
         cross_lane_us: micros(cross_lane),
         vmem_us: micros(vmem),
         hbm_us: micros(hbm),
-        latency_us: micros(latency * rounds),
+        latency_us: micros((latency + program.makespan * (chip.issue_efficiency().recip() - 1.0)) * rounds),
         launch_us: launch + micros(grid_step * rounds + dma),
         bound: bounds[0].0,
         next_bound: bounds[1].0,

@@ -9,6 +9,7 @@ mod canvas;
 mod place;
 pub mod probe;
 pub mod roofline;
+pub mod scatter;
 mod theme;
 pub mod whitening;
 
