@@ -133,7 +133,7 @@ pub struct Fitted {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Residuals {
-    /// Family of kernels; `all` for every family of an architecture.
+    /// Family of kernels; `all TPU` and `all GPU` for every family of an architecture.
     pub family: String,
     /// Device; `unseen` for a device that gave no row, from leaving each device out in turn.
     pub device: String,
@@ -316,7 +316,12 @@ impl Calibration {
     ///
     /// The residuals of the same family on the same device; else those of the family on devices left out, else those of all families.
     #[must_use]
-    pub fn interval(&self, family: &str, device: &str) -> Option<(f64, f64, bool)> {
+    pub fn interval(&self, family: &str, chip: &Chip) -> Option<(f64, f64, bool)> {
+        let device = chip.name.as_str();
+        let all = match chip.architecture {
+            Architecture::Tpu => "all TPU",
+            Architecture::Gpu => "all GPU",
+        };
         let find = |family: &str, device: &str| {
             self.residuals
                 .iter()
@@ -326,6 +331,6 @@ impl Calibration {
         find(family, device)
             .map(|(low, high)| (low, high, false))
             .or_else(|| find(family, "unseen").map(|(low, high)| (low, high, true)))
-            .or_else(|| find("all", "unseen").map(|(low, high)| (low, high, true)))
+            .or_else(|| find(all, "unseen").map(|(low, high)| (low, high, true)))
     }
 }

@@ -69,7 +69,7 @@ pub fn predict(table: &Table, calibration: &Calibration) -> Vec<Result<Predictio
         .par_iter()
         .map(|row| match chips.get(&(row.device.clone(), row.cores)) {
             Some(Ok(chip)) => case(row, chip).map(|prediction| {
-                let interval = calibration.interval(&prediction.family, &row.device);
+                let interval = calibration.interval(&prediction.family, chip);
                 Prediction {
                     interval_us: interval.map(|(low, high, _)| {
                         (low * prediction.predicted_us, high * prediction.predicted_us)
