@@ -367,8 +367,9 @@ pub fn interval_residuals(
                 .entry((o.family.clone(), "unseen".to_owned()))
                 .or_default()
                 .push(-r);
+            let all = if o.tpu() { "all TPU" } else { "all GPU" };
             groups
-                .entry(("all".to_owned(), "unseen".to_owned()))
+                .entry((all.to_owned(), "unseen".to_owned()))
                 .or_default()
                 .push(-r);
         }
