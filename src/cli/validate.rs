@@ -86,7 +86,10 @@ pub(super) fn execute(out: &mut impl Write, args: &ValidateArgs, global: &Global
     };
     let (title, points) = points(&data.used, &residuals);
     if let Some(path) = &args.plot {
-        write_file(&path.with_extension("svg"), scatter::svg(title, &points, Theme::Light)?)?;
+        write_file(
+            &path.with_extension("svg"),
+            scatter::svg(title, &points, Theme::Light)?,
+        )?;
         scatter::png(title, &points, Theme::Light, &path.with_extension("png"))?;
     }
     if let Some(path) = &args.page {
@@ -98,7 +101,10 @@ pub(super) fn execute(out: &mut impl Write, args: &ValidateArgs, global: &Global
         });
         let images = path.parent().unwrap_or(Path::new(".")).join("images");
         fs::create_dir_all(&images).with_context(|| format!("cannot create {}", images.display()))?;
-        write_file(&images.join("validation.svg"), scatter::svg(title, &points, Theme::Light)?)?;
+        write_file(
+            &images.join("validation.svg"),
+            scatter::svg(title, &points, Theme::Light)?,
+        )?;
         write_file(path, page)?;
     }
     match global.format {
@@ -132,11 +138,20 @@ fn points(
     residuals: &BTreeMap<Split, Vec<Option<f64>>>,
 ) -> (&'static str, Vec<Point>) {
     let (title, split) = if residuals.contains_key(&Split::LeaveDeviceOut) {
-        ("Predicted against measured time, each device left out in turn", Split::LeaveDeviceOut)
+        (
+            "Predicted against measured time, each device left out in turn",
+            Split::LeaveDeviceOut,
+        )
     } else if residuals.contains_key(&Split::ByShape) {
-        ("Predicted against measured time, a fifth of the shapes left out", Split::ByShape)
+        (
+            "Predicted against measured time, a fifth of the shapes left out",
+            Split::ByShape,
+        )
     } else {
-        ("Predicted against measured time, shipped calibration", Split::InSample)
+        (
+            "Predicted against measured time, shipped calibration",
+            Split::InSample,
+        )
     };
     let of_split = residuals.get(&split).into_iter().flatten();
     let points = observations

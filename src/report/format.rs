@@ -186,7 +186,7 @@ pub(crate) const DEFINITIONS: [(&str, &str); 6] = [
     ),
     (
         "interval",
-        "80 % interval of the prediction; shown once a calibration exists.",
+        "80 % interval of the prediction, from errors on measured kernels that no fit had seen.",
     ),
     (
         "speedup",

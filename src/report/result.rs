@@ -65,9 +65,9 @@ pub struct StageResult {
     pub title: String,
     /// Predicted time.
     pub time_us: f64,
-    /// Lower end of the 80 % interval; absent until a calibration exists.
+    /// Lower end of the 80 % interval; absent where nothing comparable was measured.
     pub low_us: Option<f64>,
-    /// Upper end of the 80 % interval; absent until a calibration exists.
+    /// Upper end of the 80 % interval; absent where nothing comparable was measured.
     pub high_us: Option<f64>,
     /// What binds it.
     pub bound: Bound,
@@ -124,9 +124,9 @@ pub struct PlanResult {
     pub name: String,
     /// Sum over the rows.
     pub total_us: f64,
-    /// Lower end of the 80 % interval; absent until a calibration exists.
+    /// Lower end of the 80 % interval; absent where nothing comparable was measured.
     pub low_us: Option<f64>,
-    /// Upper end of the 80 % interval; absent until a calibration exists.
+    /// Upper end of the 80 % interval; absent where nothing comparable was measured.
     pub high_us: Option<f64>,
     /// Time of the same plan of the baseline over this one.
     pub speedup_over_baseline: Option<f64>,

@@ -82,13 +82,17 @@ their starting values. Ratio, winners and the 80 % interval are those of `device
     );
     let mut by_family: BTreeMap<&str, BTreeMap<Split, &Score>> = BTreeMap::new();
     for score in page.scores.iter().filter(|score| score.device == "all") {
-        by_family.entry(&score.family).or_default().insert(score.split, score);
+        by_family
+            .entry(&score.family)
+            .or_default()
+            .insert(score.split, score);
     }
     for (family, splits) in &by_family {
         let cell = |split: Split| {
-            splits
-                .get(&split)
-                .map_or_else(|| "–".to_owned(), |s| format!("{:.1} / {:.0}", s.median_abs_pct, s.p90_abs_pct))
+            splits.get(&split).map_or_else(
+                || "–".to_owned(),
+                |s| format!("{:.1} / {:.0}", s.median_abs_pct, s.p90_abs_pct),
+            )
         };
         let several = page
             .scores
@@ -98,14 +102,22 @@ their starting values. Ratio, winners and the 80 % interval are those of `device
             > 1
             || family.starts_with("all");
         let judged = splits
-            .get(if several { &Split::LeaveDeviceOut } else { &Split::ByShape })
+            .get(if several {
+                &Split::LeaveDeviceOut
+            } else {
+                &Split::ByShape
+            })
             .or_else(|| splits.get(&Split::InSample));
         let Some(judged) = judged else { continue };
         let _ = writeln!(
             out,
             "| {family} | {} | {} | {} | {} | {} | {} | {:+.1} | {} | {} | {} | {} |",
             judged.n,
-            if several { cell(Split::LeaveDeviceOut) } else { "one device".to_owned() },
+            if several {
+                cell(Split::LeaveDeviceOut)
+            } else {
+                "one device".to_owned()
+            },
             cell(Split::ByShape),
             cell(Split::LeaveFamilyOut),
             cell(Split::InSample),
@@ -135,9 +147,10 @@ fn devices(out: &mut String, page: &Page<'_>) {
     }
     for ((family, device), splits) in &groups {
         let cell = |split: Split| {
-            splits
-                .get(&split)
-                .map_or_else(|| "–".to_owned(), |s| format!("{:.1} / {:.0}", s.median_abs_pct, s.p90_abs_pct))
+            splits.get(&split).map_or_else(
+                || "–".to_owned(),
+                |s| format!("{:.1} / {:.0}", s.median_abs_pct, s.p90_abs_pct),
+            )
         };
         let n = splits.values().map(|s| s.n).max().unwrap_or(0);
         let bias = splits.get(&Split::LeaveDeviceOut).map(|s| s.bias_pct);
@@ -191,7 +204,13 @@ fn coefficients(out: &mut String, calibration: &Calibration) {
     let _ = writeln!(out, "\nWhat they are:\n");
     for &coefficient in Coefficient::ALL {
         let definition = coefficient.definition();
-        let _ = writeln!(out, "- `{}` ({}): {}", definition.name, definition.scope.name(), definition.meaning);
+        let _ = writeln!(
+            out,
+            "- `{}` ({}): {}",
+            definition.name,
+            definition.scope.name(),
+            definition.meaning
+        );
     }
     out.push('\n');
 }

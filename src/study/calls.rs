@@ -4,10 +4,10 @@ use std::sync::OnceLock;
 
 use crate::coefficients::Coefficient;
 use crate::dtype::Dtype;
+use crate::graph::Precision;
 use crate::hardware::{Architecture, Chip};
 use crate::kernels::library::{self, Case, CaseError, Formats, Launch, Params, Recurrent};
 use crate::kernels::{Group, Implementation, Kernel, Plan, Program, Transfer, lower};
-use crate::graph::Precision;
 use crate::layer::{DecayGate, GramVariant, InitialState, InverseVariant, Layer, StateFormat};
 use crate::mechanisms::{self, Granularity, LayerGraph, Mechanism, gram_variants};
 use crate::workload;
@@ -121,7 +121,7 @@ impl Sizes {
             value_heads: case.optional("Hv")?.unwrap_or(key_heads),
             key_dim,
             value_dim: case.optional("V")?.unwrap_or(key_dim),
-            chunk: CHUNK,
+            chunk: case.optional("chunk")?.unwrap_or(CHUNK),
         })
     }
 
@@ -314,7 +314,9 @@ fn on_tpu(case: &Case<'_>, sizes: Sizes, mut layer: Layer, delta: bool) -> Resul
     let tokens = (sizes.batch * sizes.tokens) as f64 * case.bytes() as f64;
     let keys = tokens * (sizes.key_heads * sizes.key_dim) as f64;
     let values = tokens * (sizes.value_heads * sizes.value_dim) as f64;
-    let copy = |title: &str, bytes: f64| library::stream("copy", title, [bytes, bytes], case.formats.a).map(Launch::from);
+    let copy = |title: &str, bytes: f64| {
+        library::stream("copy", title, [bytes, bytes], case.formats.a).map(Launch::from)
+    };
     let mut launches = vec![
         copy("queries by head", keys)?,
         copy("keys by head", keys)?,
@@ -323,7 +325,11 @@ fn on_tpu(case: &Case<'_>, sizes: Sizes, mut layer: Layer, delta: bool) -> Resul
     if (layer.mechanism.granularity)(&layer) == Granularity::Channel {
         launches.push(copy("decays by head", keys)?);
     }
-    launches.extend(kernels(&layer, "tokamax", program, in_core)?.into_iter().map(Launch::from));
+    launches.extend(
+        kernels(&layer, "tokamax", program, in_core)?
+            .into_iter()
+            .map(Launch::from),
+    );
     launches.push(copy("output by token", values)?);
     Ok(launches)
 }
@@ -439,9 +445,16 @@ fn fused(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
         )?,
         times: FUSED_WRAPPER_KERNELS,
     }];
-    let sequences = slots.min(tokens);
-    if tokens == sequences {
-        let tile = decode_tile.min(tokens);
+    // Implementations that only differ in what surrounds the kernel.
+    case.word("impl", &["after", "before"])?;
+    let lengths = lengths(case, tokens, slots)?;
+    let decoded: u64 = lengths
+        .iter()
+        .filter(|(length, _)| *length == 1)
+        .map(|(_, count)| count)
+        .sum();
+    if decoded > 0 {
+        let tile = decode_tile.min(decoded);
         let (per_sequence, per_head) = (
             case.coefficient(Coefficient::DecodeSequence),
             case.coefficient(Coefficient::DecodeHead),
@@ -449,7 +462,7 @@ fn fused(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
         let kernel = library::decode(
             case.chip,
             Recurrent {
-                tokens,
+                tokens: decoded,
                 key_heads,
                 value_heads,
                 key_dim,
@@ -467,26 +480,62 @@ fn fused(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
             },
         )?;
         launches.push(kernel.into());
-        return Ok(launches);
     }
-    let sizes = Sizes {
-        batch: sequences,
-        tokens: tokens.div_ceil(sequences),
-        key_heads,
-        value_heads,
-        key_dim,
-        value_dim,
-        chunk: mixed_tile.min(FUSED_CHUNKS[usize::from(value_heads >= 64)]),
-    };
-    let mut layer = sizes.layer(usual_layer(mechanism(case.op, "gdn")?)?, case.formats.a)?;
-    layer.initial_state = InitialState::Given;
-    layer.conv_width = conv.min(sizes.tokens.max(1)) as usize;
-    // All heads of a chunk in one program.
-    let program = Program {
-        heads: value_heads,
-        chunks: 1,
-    };
-    let kernels = kernels(&layer, "fused", program, |group| group.holds(Stage::StateScan))?;
-    launches.extend(kernels.into_iter().map(Launch::from));
+    for (length, count) in lengths.into_iter().filter(|(length, _)| *length > 1) {
+        let sizes = Sizes {
+            batch: count,
+            tokens: length,
+            key_heads,
+            value_heads,
+            key_dim,
+            value_dim,
+            chunk: mixed_tile.min(FUSED_CHUNKS[usize::from(value_heads >= 64)]),
+        };
+        let mut layer = sizes.layer(usual_layer(mechanism(case.op, "gdn")?)?, case.formats.a)?;
+        layer.initial_state = InitialState::Given;
+        layer.conv_width = conv.min(length) as usize;
+        // All heads of a chunk in one program.
+        let program = Program {
+            heads: value_heads,
+            chunks: 1,
+        };
+        let kernels = kernels(&layer, "fused", program, |group| group.holds(Stage::StateScan))?;
+        launches.extend(kernels.into_iter().map(Launch::from));
+    }
     Ok(launches)
+}
+
+/// Lengths of the sequences of a call with how many there are of each: as `lengths=32x1+2x512` says, else equal as far as they can be.
+fn lengths(case: &Case<'_>, tokens: u64, slots: u64) -> Result<Vec<(u64, u64)>, CaseError> {
+    let Some(text) = case.text("lengths") else {
+        let sequences = slots.min(tokens);
+        return Ok(vec![(tokens.div_ceil(sequences), sequences)]);
+    };
+    let wrong = || CaseError::Value {
+        parameter: "lengths".to_owned(),
+        expected: format!(
+            "counts and lengths such as `32x1+2x512` that add up to {tokens} tokens in {slots} sequences"
+        ),
+        found: text.to_owned(),
+    };
+    let parts: Option<Vec<(u64, u64)>> = text
+        .split('+')
+        .map(|part| {
+            let (count, length) = part.split_once('x').unwrap_or(("1", part));
+            let number = |text: &str| {
+                text.parse::<u64>()
+                    .ok()
+                    .filter(|n| (1..=LARGEST_EXTENT).contains(n))
+            };
+            Some((number(length)?, number(count)?))
+        })
+        .collect();
+    let parts = parts.ok_or_else(wrong)?;
+    let sum: u64 = parts.iter().map(|(length, count)| length * count).sum();
+    let count: u64 = parts.iter().map(|(_, count)| count).sum();
+    if sum == tokens && count == slots {
+        Ok(parts)
+    } else {
+        Err(wrong())
+    }
 }

@@ -1,11 +1,14 @@
 //! `run`: one workload, all its plans, on several chips.
 
+use std::collections::BTreeSet;
+
+use super::predict;
 use crate::config::{ConfigError, Document};
 use crate::dtype::Dtype;
-use crate::graph::BuildError;
-use crate::hardware::{Architecture, Chip, Kind};
+use crate::graph::{BuildError, Stage};
+use crate::hardware::{self, Architecture, Chip, Kind};
 use crate::kernels::{Kernel, Plan, lower};
-use crate::layer::Layer;
+use crate::layer::{Layer, Pass};
 use crate::mechanisms::{self, LayerGraph};
 use crate::report::result::{
     ChipResult, NumericResult, PlanResult, Provenance, PublishedComparison, PublishedRow, Roof, Roofs,
@@ -96,7 +99,7 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
                 &mut warnings,
             )?);
         }
-        chips.push(chip_result(chip, plans));
+        chips.push(chip_result(chip, &workload.layer, plans));
     }
     let published = compare(workload, &chips);
     if let (Some(published), None) = (&workload.published, &published) {
@@ -124,7 +127,7 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             hardware_digest: digests.join("+"),
             workload_digest: document.digest(),
-            calibration_digest: "none".to_owned(),
+            calibration_digest: hardware::shipped_calibration().digest(),
             overrides: request.overrides,
             inferred,
         },
@@ -219,7 +222,12 @@ fn time_plan(
                 .find(|row| row.plan == plan.name && row.stage == kernel.label)
                 .map(|row| row.time_us)
         });
-        stages.push(stage_result(kernel, &time, published_us));
+        let interval = hardware::shipped_calibration().interval(&family(kernel, &workload.layer, chip), chip);
+        stages.push(StageResult {
+            low_us: interval.map(|(low, _, _)| low * time.total_us),
+            high_us: interval.map(|(_, high, _)| high * time.total_us),
+            ..stage_result(kernel, &time, published_us)
+        });
     }
     let total_us: f64 = stages.iter().map(|s| s.time_us).sum();
     let baseline_us =
@@ -232,13 +240,35 @@ fn time_plan(
     Ok(PlanResult {
         name: plan.name.clone(),
         total_us,
-        low_us: None,
-        high_us: None,
+        // Errors of the stages go together, as far as is known.
+        low_us: stages.iter().map(|s| s.low_us).sum(),
+        high_us: stages.iter().map(|s| s.high_us).sum(),
         speedup_over_baseline: baseline_us.map(|base| base / total_us),
         baseline_us,
         published_us,
         stages,
     })
+}
+
+/// Family of measured kernels that a launch of a layer is closest to: its residuals make the interval.
+fn family(kernel: &Kernel, layer: &Layer, chip: &Chip) -> String {
+    let stages: BTreeSet<Stage> = kernel.ops.iter().map(|op| op.stage).collect();
+    let dense = |stage: &Stage| {
+        matches!(
+            stage,
+            Stage::Projections | Stage::OutputNorm | Stage::OutputProjection
+        )
+    };
+    let op = if stages.contains(&Stage::Attention) {
+        "flash_attention"
+    } else if !stages.is_empty() && stages.iter().all(dense) {
+        "matmul"
+    } else if layer.pass == Pass::Decode {
+        "gdn_decode"
+    } else {
+        "gdn_chunk"
+    };
+    predict::family(op, chip.architecture)
 }
 
 /// No rate above its roof, no negative time.
@@ -347,7 +377,7 @@ fn warning(remark: &Remark, chip: &Chip, plan: &Plan, kernel: &Kernel) -> String
     }
 }
 
-fn chip_result(chip: &Chip, plans: Vec<PlanResult>) -> ChipResult {
+fn chip_result(chip: &Chip, layer: &Layer, plans: Vec<PlanResult>) -> ChipResult {
     let mut matrix: Vec<Roof> = chip
         .matrix_unit
         .rows_per_cycle
@@ -393,12 +423,12 @@ fn chip_result(chip: &Chip, plans: Vec<PlanResult>) -> ChipResult {
             },
         },
         plans,
-        coverage: coverage(chip),
+        coverage: coverage(chip, layer),
     }
 }
 
 /// What the times rest on.
-fn coverage(chip: &Chip) -> String {
+fn coverage(chip: &Chip, layer: &Layer) -> String {
     let blocks = [
         ("clock", chip.clock.provenance.kind),
         ("matrix unit", chip.matrix_unit.provenance.kind),
@@ -417,8 +447,25 @@ fn coverage(chip: &Chip) -> String {
             .collect();
         names.join(", ")
     };
-    let mut parts = vec!["no coefficient is fitted yet, so no interval is given".to_owned()];
+    let calibration = hardware::shipped_calibration();
+    let core = if layer.pass == Pass::Decode {
+        "gdn_decode"
+    } else {
+        "gdn_chunk"
+    };
+    let residuals = match calibration.interval(&predict::family(core, chip.architecture), chip) {
+        None => "no interval, nothing comparable was measured",
+        Some((_, _, true)) => {
+            "intervals of other kernels or devices, left out in turn: nothing comparable was measured on this chip"
+        }
+        Some((_, _, false)) => "intervals of the same kernels on this chip, out of fold",
+    };
+    let mut parts = vec![
+        format!("coefficients fitted to {} measured rows", calibration.rows),
+        residuals.to_owned(),
+    ];
     for (kind, word) in [
+        (Kind::Fitted, "fitted"),
         (Kind::Measured, "measured"),
         (Kind::Published, "published"),
         (Kind::Derived, "derived"),
@@ -555,16 +602,25 @@ fn headline(workload: &Workload, result: &RunResult) -> String {
         _ => String::new(),
     };
     format!(
-        "{} on {} ({}, {:.2} GHz): {:.3} ms {}, no interval before calibration; {} takes {:.0} %, bound by {}, next by {}{speedup}",
+        "{} on {} ({}, {:.2} GHz): {:.3} ms {}{}; {} takes {:.0} %, bound by {}, next by {}{speedup}",
         result.name,
         chip.name,
         chip.device,
         chip.clock_ghz,
         best.total_us / 1e3,
         best.name,
+        interval_words(best.low_us, best.high_us),
         longest.stage,
         100.0 * longest.time_us / best.total_us,
         longest.bound,
         longest.next_bound,
     )
+}
+
+/// ` (80 % interval 1.2 to 2.3 ms)`, or that there is none.
+pub(crate) fn interval_words(low_us: Option<f64>, high_us: Option<f64>) -> String {
+    match (low_us, high_us) {
+        (Some(low), Some(high)) => format!(" (80 % interval {:.3} to {:.3} ms)", low / 1e3, high / 1e3),
+        _ => " (no interval)".to_owned(),
+    }
 }

@@ -82,7 +82,7 @@ pub fn run_stack(request: StackRequest<'_>) -> Result<StackResult, RunError> {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             hardware_digest: digests.join("+"),
             workload_digest: of_stack.join("+"),
-            calibration_digest: "none".to_owned(),
+            calibration_digest: crate::hardware::shipped_calibration().digest(),
             overrides: request.overrides,
             inferred,
         },
@@ -173,7 +173,7 @@ fn headline(result: &StackResult) -> String {
         return String::new();
     };
     format!(
-        "{} on {} ({}, {:.2} GHz): {:.3} ms {} for {} layer{}, no interval before calibration; {} x {} take {:.0} %; state {:.2} MiB, cache {:.2} MiB",
+        "{} on {} ({}, {:.2} GHz): {:.3} ms {} for {} layer{}; {} x {} take {:.0} %; state {:.2} MiB, cache {:.2} MiB",
         result.name,
         chip.name,
         chip.device,

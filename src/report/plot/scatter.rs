@@ -148,11 +148,7 @@ impl Picture for Scatter<'_> {
     fn draw<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> Result<(), PlotError> {
         let palette = self.palette;
         canvas.text(self.title, (14.0, 22.0), HEAD, Anchor::Start, palette.ink)?;
-        let subtitle = format!(
-            "{} cases; diagonal and ±{:.0} %",
-            self.points.len(),
-            100.0 * BAND
-        );
+        let subtitle = format!("{} cases; diagonal and ±{:.0} %", self.points.len(), 100.0 * BAND);
         canvas.text(&subtitle, (14.0, 42.0), SMALL, Anchor::Start, palette.quiet)?;
         let (right, bottom) = (LEFT + SIDE, TOP + SIDE);
         for power in self.range.0..=self.range.1 {
@@ -161,20 +157,10 @@ impl Picture for Scatter<'_> {
             canvas.line(&[(x, TOP), (x, bottom)], palette.grid, 0.5)?;
             canvas.line(&[(LEFT, y), (right, y)], palette.grid, 0.5)?;
             let text = tick(power);
-            canvas.text(
-                &text,
-                (x, bottom + 17.0),
-                SMALL,
-                Anchor::Middle,
-                palette.quiet,
-            )?;
+            canvas.text(&text, (x, bottom + 17.0), SMALL, Anchor::Middle, palette.quiet)?;
             canvas.text(&text, (LEFT - 8.0, y + 4.0), SMALL, Anchor::End, palette.quiet)?;
         }
-        canvas.line(
-            &[(LEFT, TOP), (LEFT, bottom), (right, bottom)],
-            palette.axis,
-            1.0,
-        )?;
+        canvas.line(&[(LEFT, TOP), (LEFT, bottom), (right, bottom)], palette.axis, 1.0)?;
         canvas.text(
             "measured time",
             (f64::midpoint(LEFT, right), bottom + 42.0),
