@@ -1,5 +1,6 @@
 //! `predict`, `validate` and `fit` as people meet them: files in, tables out, exit codes.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -129,7 +130,7 @@ fn a_fit_finds_the_floor_and_the_bandwidth_that_made_the_rows() {
     for power in 10..26 {
         let n = 1_u64 << power;
         let us = 2.5 + 8.0 * n as f64 / (0.8 * 1640e9) * 1e6;
-        text.push_str(&format!("tpu-v6e,1,copy,n={n},f32,device,{us:.4},made\n"));
+        writeln!(text, "tpu-v6e,1,copy,n={n},f32,device,{us:.4},made").expect("a string");
     }
     fs::write(home.path().join("made.csv"), text).expect("a file");
     let output = tpusim(
@@ -154,3 +155,43 @@ fn a_fit_finds_the_floor_and_the_bandwidth_that_made_the_rows() {
     let floor = value("launch_us") + 2.0 * latency;
     assert!((floor / 2.5 - 1.0).abs() < 0.05, "{floor}");
 
+    assert!(
+        (value("hbm_achievable") / 0.8 - 1.0).abs() < 0.05,
+        "{}",
+        value("hbm_achievable")
+    );
+}
+
+#[test]
+fn a_calibration_is_not_overwritten_unasked() {
+    let home = home();
+    fs::write(home.path().join("mine.json"), "kept").expect("a file");
+    let output = tpusim(
+        home.path(),
+        &["fit", "cases.csv", "--only-given", "--out", "mine.json"],
+    );
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(
+        fs::read_to_string(home.path().join("mine.json")).expect("the file"),
+        "kept"
+    );
+}
+
+/// A case is taken apart down to the sum that the table prints.
+#[test]
+fn a_case_can_be_explained() {
+    let home = home();
+    let table = tpusim(home.path(), &["predict", "cases.csv", "--format", "json"]);
+    let json: Value = serde_json::from_slice(&table.stdout).expect("JSON");
+    let predicted = json["rows"][0]["predicted_us"].as_f64().expect("a time");
+    let output = tpusim(home.path(), &["predict", "cases.csv", "--explain", "2"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success());
+    assert!(
+        text.contains(&format!("{predicted:.2} us")),
+        "{predicted}: {text}"
+    );
+    let wrong = tpusim(home.path(), &["predict", "cases.csv", "--explain", "99"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("no case on line 99"));
+}

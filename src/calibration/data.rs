@@ -1,6 +1,6 @@
 //! Measured rows that a fit can trust.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rayon::prelude::*;
 
@@ -122,15 +122,15 @@ pub fn screen(tables: &[Table]) -> Data {
         .iter()
         .flat_map(|table| table.rows.iter().map(|row| (table.name.as_str(), row)))
         .collect();
-    let mut twins: BTreeMap<(String, String, String, String, String), (f64, f64)> = BTreeMap::new();
+    let mut twins: BTreeMap<[String; 5], (f64, f64)> = BTreeMap::new();
     let key = |row: &Row| {
-        (
+        [
             row.device.clone(),
             shape_of(row),
             row.dtype.clone(),
             row.timing.clone(),
             row.params.contains("residuals=1").to_string(),
-        )
+        ]
     };
     for (_, row) in &rows {
         text.push_str(&row.cells.join("\u{1f}"));
@@ -143,9 +143,9 @@ pub fn screen(tables: &[Table]) -> Data {
     data.digest = crate::config::digest(text.as_bytes());
     let chips: BTreeMap<(String, Option<u32>), Result<Chip, String>> = rows
         .iter()
-        .map(|(_, row)| ((row.device.clone(), row.cores), ()))
-        .collect::<BTreeMap<_, ()>>()
-        .into_keys()
+        .map(|(_, row)| (row.device.clone(), row.cores))
+        .collect::<BTreeSet<_>>()
+        .into_iter()
         .map(|key| {
             let chip = chip(&key.0, key.1);
             (key, chip)

@@ -167,7 +167,14 @@ pub fn touches(observations: &[Observation]) -> Touches {
             Parameter::Shared(coefficient) => {
                 let Definition { prior, low, high, .. } = coefficient.definition();
                 let mut setting = Setting::default();
-                setting.set(parameter, if prior < (low + high) / 2.0 { high } else { low });
+                setting.set(
+                    parameter,
+                    if prior < f64::midpoint(low, high) {
+                        high
+                    } else {
+                        low
+                    },
+                );
                 let moved = Timed::new(observations, &setting).residuals(&rows);
                 rows.iter()
                     .copied()

@@ -28,6 +28,7 @@ const MOST_BLOCKS: u64 = 1 << 22;
 
 /// Sizes of an attention call.
 #[derive(Debug, Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "the parameters of a measured call")]
 struct Attention {
     batch: u64,
     queries: u64,
@@ -585,7 +586,7 @@ fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
         1,
     )
     .read("accumulator", accumulator, Dtype::F32);
-    Ok([first, softmax, second]
+    [first, softmax, second]
         .into_iter()
         .map(|body| {
             Ok(Launch {
@@ -593,5 +594,5 @@ fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
                 times: chunks,
             })
         })
-        .collect::<Result<_, CaseError>>()?)
+        .collect()
 }

@@ -55,9 +55,8 @@ fn function(op: &str) -> (u64, Cost) {
         "add" | "mul" => (2, Cost::alu(1.0)),
         "relu" => (1, Cost::alu(1.0)),
         // A compare with its select, and a multiply where there is a slope.
-        "binary" => (1, Cost::alu(2.0)),
+        "binary" | "linear" | "mul_add" => (1, Cost::alu(2.0)),
         "leaky" | "parametric" => (1, Cost::alu(3.0)),
-        "linear" | "mul_add" => (1, Cost::alu(2.0)),
         "elu" => (1, Cost::new(3.0, 1.0)),
         "selu" => (1, Cost::new(5.0, 1.0)),
         "sigmoid" => (1, Cost::new(2.0, 2.0)),

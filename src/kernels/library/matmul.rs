@@ -144,7 +144,7 @@ fn tpu_tiles(case: &Case<'_>, shape: Shape, traffic: Traffic) -> [u64; 3] {
     let flops = 2.0 * batch as f64 * m as f64 * k as f64 * n as f64 * f64::from(traffic.passes);
     let peak = chip
         .matrix_flops_per_second(traffic.dtype)
-        .map_or(f64::INFINITY, |peak| peak.get());
+        .map_or(f64::INFINITY, crate::units::FlopsPerSecond::get);
     let bandwidth = chip.achievable_hbm_bandwidth_per_device().get();
     let per = |bytes: f64, elements: u64| bytes / (batch * elements) as f64;
     let (a, b) = (per(traffic.a, m * k), per(traffic.b, k * n));
@@ -185,7 +185,7 @@ fn vector_passes(case: &Case<'_>) -> u32 {
     let chip = case.chip;
     let matrix = chip
         .matrix_flops_per_second(Dtype::Bf16)
-        .map_or(0.0, |rate| rate.get());
+        .map_or(0.0, crate::units::FlopsPerSecond::get);
     let vector = chip.vector_flops_per_second().get();
     if vector > 0.0 {
         (matrix / vector).round().max(1.0) as u32

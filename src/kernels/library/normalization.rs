@@ -11,7 +11,7 @@ pub(super) const FAMILY: Family = Family {
     build,
 };
 
-/// Longest row that the softmax and norms of a GPU library keep in registers. Source: the persistent softmax of PyTorch.
+/// Longest row that the softmax and norms of a GPU library keep in registers. Source: the persistent softmax of `PyTorch`.
 const GPU_ROW_IN_REGISTERS: u64 = 1024;
 
 /// What a norm does to a matrix of `rows x columns`, statistics along the columns.
