@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::chip::{Architecture, Chip, Kind, Provenance};
 use crate::coefficients::Coefficient;
-use crate::units::{Hertz, Seconds};
+use crate::units::Seconds;
 
 /// Word of the files' `schema` field.
 pub const SCHEMA: &str = "tpusim.calibration/1";
@@ -72,7 +72,7 @@ impl ChipQuantity {
     pub fn of(self, chip: &Chip) -> f64 {
         match self {
             ChipQuantity::LaunchUs => chip.launch.micros(),
-            ChipQuantity::SustainedClock => 1.0,
+            ChipQuantity::SustainedClock => chip.sustained_clock,
             ChipQuantity::HbmAchievable => chip.hbm.achievable,
             ChipQuantity::DispatchUs => chip.dispatch.micros(),
         }
@@ -82,14 +82,7 @@ impl ChipQuantity {
     pub fn set(self, chip: &mut Chip, value: f64) {
         match self {
             ChipQuantity::LaunchUs => chip.launch = Seconds(value * 1e-6),
-            ChipQuantity::SustainedClock => {
-                let published = chip
-                    .clock_states
-                    .iter()
-                    .find(|state| state.name == chip.clock.name);
-                let published = published.map_or(chip.clock.frequency, |state| state.frequency);
-                chip.clock.frequency = Hertz(published.get() * value);
-            }
+            ChipQuantity::SustainedClock => chip.sustained_clock = value,
             ChipQuantity::HbmAchievable => chip.hbm.achievable = value,
             ChipQuantity::DispatchUs => chip.dispatch = Seconds(value * 1e-6),
         }
@@ -284,8 +277,7 @@ impl Calibration {
             match quantity {
                 ChipQuantity::LaunchUs => chip.launch_provenance = provenance,
                 ChipQuantity::HbmAchievable => chip.hbm.achievable_provenance = provenance,
-                ChipQuantity::SustainedClock => chip.clock.provenance = provenance,
-                ChipQuantity::DispatchUs => {}
+                ChipQuantity::SustainedClock | ChipQuantity::DispatchUs => {}
             }
         }
     }

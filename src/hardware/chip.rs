@@ -244,6 +244,8 @@ pub struct Chip {
     pub launch: Seconds,
     /// Source of `launch`.
     pub launch_provenance: Provenance,
+    /// Share of its clock that the chip sustains under load in the state it runs in by default: it throttles. Rates and cycles are those of the full clock.
+    pub sustained_clock: f64,
     /// Host time around a call that is timed by the wall clock; zero where nobody measured it.
     pub dispatch: Seconds,
     /// Figures to compare with.
@@ -262,13 +264,14 @@ impl Chip {
         self.coefficients.get(coefficient)
     }
 
-    /// Cycles of a schedule over the cycles its program takes.
+    /// Cycles of a schedule over the cycles its program takes, those that throttling loses included.
     #[must_use]
     pub fn issue_efficiency(&self) -> f64 {
-        self.coefficient(match self.architecture {
-            Architecture::Tpu => Coefficient::IssueEfficiency,
-            Architecture::Gpu => Coefficient::GpuIssueEfficiency,
-        })
+        self.sustained_clock
+            * self.coefficient(match self.architecture {
+                Architecture::Tpu => Coefficient::IssueEfficiency,
+                Architecture::Gpu => Coefficient::GpuIssueEfficiency,
+            })
     }
 
     /// Cycles of a program that do not depend on what it does.
@@ -302,8 +305,15 @@ impl Chip {
     /// [`ConfigError`] naming the states the chip has.
     pub fn with_clock(&self, state: &str) -> Result<Chip, ConfigError> {
         if let Some(found) = self.clock_states.iter().find(|candidate| candidate.name == state) {
+            // How far the chip throttles is known for the state it runs in by default.
+            let sustained_clock = if found.name == self.clock.name {
+                self.sustained_clock
+            } else {
+                1.0
+            };
             return Ok(Chip {
                 clock: found.clone(),
+                sustained_clock,
                 ..self.clone()
             });
         }

@@ -107,6 +107,7 @@ pub(super) fn resolve(name: &str, document: &Document) -> Result<Chip, ConfigErr
             None => None,
         },
         launch: file.launch.time,
+        sustained_clock: 1.0,
         dispatch: Seconds(0.0),
         launch_provenance: file.launch.provenance(document, "launch")?,
         published,
