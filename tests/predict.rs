@@ -195,3 +195,36 @@ fn a_case_can_be_explained() {
     assert_eq!(wrong.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("no case on line 99"));
 }
+
+/// A calibration of one's own is taken instead of the shipped one, and a file that is none is refused.
+#[test]
+fn another_calibration_can_be_taken() {
+    let home = home();
+    fs::write(
+        home.path().join("mine.json"),
+        r#"{"schema": "tpusim.calibration/1", "version": "0.1.0", "data_digest": "none", "rows": 0,
+            "coefficients": {}, "chips": {}, "residuals": []}"#,
+    )
+    .expect("a file");
+    let time = |args: &[&str]| {
+        let output = tpusim(
+            home.path(),
+            &[&["predict", "cases.csv", "--format", "json"], args].concat(),
+        );
+        let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        (
+            json["rows"][0]["predicted_us"].as_f64(),
+            json["rows"][0]["low_us"].as_f64(),
+        )
+    };
+    let (shipped, low) = time(&[]);
+    let (mine, none) = time(&["--calibration", "mine.json"]);
+    assert!(shipped.is_some() && mine.is_some() && shipped != mine);
+    assert!(low.is_some() && none.is_none());
+    let wrong = tpusim(
+        home.path(),
+        &["predict", "cases.csv", "--calibration", "cases.csv"],
+    );
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("cases.csv: "));
+}

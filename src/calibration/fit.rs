@@ -8,11 +8,19 @@ use super::data::{Data, Observation};
 use super::parameters::{Parameter, Setting, free};
 use super::solver::{self, Free, Solution};
 use crate::coefficients::Definition;
-use crate::hardware::{Architecture, Calibration, Chip, ChipQuantity, Fitted, Kind, SCHEMA};
+use crate::hardware::{Architecture, Calibration, Chip, ChipQuantity, Fitted, SCHEMA};
 use crate::study::predict;
 
 /// Rows of a family on a device beyond which more rows add no weight: a sweep of thousands must not decide what all kernels share.
 const FULL_WEIGHT_ROWS: f64 = 60.0;
+/// Families that are scored but not fitted: what their implementations launch is not known well enough for their times to say anything about a chip.
+const NOT_FITTED: [&str; 5] = [
+    "grouped product, dense",
+    "grouped product, dense, GPU",
+    "grouped product, GPU",
+    "recurrent loop",
+    "recurrent loop, GPU",
+];
 /// Most rows of a family on a device that a fit looks at; all of them are scored.
 const MOST_ROWS: usize = 120;
 /// Residual of a row that cannot be timed with a setting.
@@ -73,19 +81,17 @@ impl<'a> Timed<'a> {
     }
 }
 
-/// A chip with the values of a setting. A quantity that the setting lacks is taken from the other chips of the architecture, as their mean: what one would assume
-/// for a chip that nobody has measured.
+/// A chip with the values of a setting. A launch that the setting lacks is the mean of those of the other chips of the architecture: what one
+/// would assume for a chip that nobody has measured.
 #[must_use]
 pub fn with_setting(chip: &Chip, setting: &Setting) -> Chip {
     let mut chip = chip.clone();
     chip.coefficients = setting.coefficients.clone();
     for quantity in ChipQuantity::ALL {
         let own = setting.chips.get(&(chip.name.clone(), quantity)).copied();
-        let measured = quantity == ChipQuantity::HbmAchievable
-            && chip.architecture == Architecture::Gpu
-            && chip.hbm.achievable_provenance.kind == Kind::Measured;
         let value = own.or_else(|| {
-            if measured || matches!(quantity, ChipQuantity::DispatchUs | ChipQuantity::SustainedClock) {
+            // Bandwidth, clock and host are a chip's own; what its file says of them stands.
+            if quantity != ChipQuantity::LaunchUs {
                 return None;
             }
             let tpu = chip.architecture == Architecture::Tpu;
@@ -260,7 +266,11 @@ pub fn fit(observations: &[Observation], touches: &Touches, keep: &[bool], start
 /// The kept observations, of large groups of a family on a device every so-manieth.
 fn thinned(observations: &[Observation], keep: &[bool]) -> Vec<usize> {
     let mut groups: BTreeMap<(&str, &str), Vec<usize>> = BTreeMap::new();
-    for (i, o) in observations.iter().enumerate().filter(|(i, _)| keep[*i]) {
+    for (i, o) in observations
+        .iter()
+        .enumerate()
+        .filter(|(i, o)| keep[*i] && !NOT_FITTED.contains(&o.family.as_str()))
+    {
         groups.entry((&o.family, &o.row.device)).or_default().push(i);
     }
     let mut kept: Vec<usize> = groups

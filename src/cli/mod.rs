@@ -13,12 +13,15 @@ mod validate;
 mod whitening;
 
 use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 
+use anyhow::Context;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use hw::Outcome;
 
 use crate::config::ConfigError;
+use crate::hardware::{self, Calibration};
 use crate::report::table::Format;
 
 /// When to colour the output.
@@ -45,6 +48,9 @@ struct Global {
     /// No messages on stderr but errors
     #[arg(long, short, global = true)]
     quiet: bool,
+    /// Calibration that `tpusim fit` wrote, instead of the shipped one
+    #[arg(long, global = true, value_name = "FILE")]
+    calibration: Option<PathBuf>,
 }
 
 impl Global {
@@ -164,6 +170,12 @@ impl Cli {
     /// # Errors
     /// Bad input or usage, or output that cannot be written.
     pub fn execute(&self) -> anyhow::Result<Outcome> {
+        if let Some(path) = &self.global.calibration {
+            let name = path.display().to_string();
+            let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
+            let in_time = hardware::take_calibration(Calibration::parse(&name, &text)?);
+            anyhow::ensure!(in_time, "a calibration is already in use");
+        }
         let mut out = std::io::stdout().lock();
         let format = self.global.format;
         match &self.command {

@@ -173,13 +173,20 @@ pub enum CalibrationError {
 
 const SHIPPED: &str = include_str!("../../hw/calibration.json");
 
-/// The shipped calibration.
+static IN_USE: OnceLock<Calibration> = OnceLock::new();
+
+/// The calibration in use: the shipped one, unless another was taken before anything asked for it.
 #[must_use]
 pub fn shipped() -> &'static Calibration {
-    static CALIBRATION: OnceLock<Calibration> = OnceLock::new();
-    CALIBRATION.get_or_init(|| {
+    IN_USE.get_or_init(|| {
         Calibration::parse("hw/calibration.json", SHIPPED).unwrap_or_else(|_| Calibration::empty())
     })
+}
+
+/// Takes another calibration for this process. Whether it was in time: once a chip was loaded, the calibration is fixed.
+#[must_use]
+pub fn take(calibration: Calibration) -> bool {
+    IN_USE.set(calibration).is_ok()
 }
 
 impl Calibration {
@@ -285,13 +292,8 @@ impl Calibration {
     /// What to assume for a chip that gave no row: the mean of the fitted chips of its architecture, where its file only assumes a value as well.
     #[must_use]
     pub fn assumed(&self, chip: &Chip, quantity: ChipQuantity) -> Option<f64> {
-        let kind = match quantity {
-            ChipQuantity::LaunchUs => chip.launch_provenance.kind,
-            ChipQuantity::HbmAchievable => chip.hbm.achievable_provenance.kind,
-            // Clocks and hosts are their own.
-            ChipQuantity::SustainedClock | ChipQuantity::DispatchUs => return None,
-        };
-        if kind != Kind::Assumed {
+        // Bandwidth, clock and host are a chip's own.
+        if quantity != ChipQuantity::LaunchUs || chip.launch_provenance.kind != Kind::Assumed {
             return None;
         }
         let tpu = chip.architecture == Architecture::Tpu;

@@ -19,6 +19,7 @@ mod tests;
 
 pub use calibration::{
     Calibration, CalibrationError, ChipQuantity, Fitted, Residuals, SCHEMA, shipped as shipped_calibration,
+    take as take_calibration,
 };
 pub use chip::{
     Architecture, Chip, ClockState, Hbm, Interconnect, Kind, Latency, MatrixUnit, OnChipMemory, Provenance,

@@ -149,6 +149,8 @@ pub struct Implementation {
     pub program_cycles: f64,
     /// Whether a program fetches, computes and stores one after the other instead of overlapping its transfers with its neighbours.
     pub serial_transfers: bool,
+    /// What is left of the issue efficiency of the chip, where a program loses more than others.
+    pub issue_share: Option<f64>,
     /// A block that stays on chip over many programs.
     pub resident_block: Option<ResidentBlock>,
 }

@@ -125,8 +125,8 @@ pub fn render(kernel: &Kernel, time: &KernelTime, chip: &Chip) -> std::io::Resul
     line(&mut out, "schedule of a program", time.program.makespan);
     line(
         &mut out,
-        &format!("at an issue efficiency of {:.2}", chip.issue_efficiency()),
-        time.program.makespan / chip.issue_efficiency(),
+        &format!("at an issue efficiency of {:.2}", time.issue_efficiency),
+        time.program.makespan / time.issue_efficiency,
     );
     line(&mut out, "grid step", chip.grid_step_cycles());
     line(

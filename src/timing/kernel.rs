@@ -66,6 +66,8 @@ pub struct KernelTime {
     pub latency_us: f64,
     /// Launch, grid steps, and the latency of transfers that nothing covers.
     pub launch_us: f64,
+    /// Cycles of the schedule of a program over the cycles it takes.
+    pub issue_efficiency: f64,
     /// What binds the kernel.
     pub bound: Bound,
     /// What would bind it next.
@@ -153,6 +155,7 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
     let program = program::schedule(kernel, chip, cut);
     let rounds = programs_per_core as f64;
     let grid_step = chip.grid_step_cycles();
+    let issue = chip.issue_efficiency() * implementation.issue_share.unwrap_or(1.0);
     let micros = |cycles: f64| cycles / chip.clock().get() * 1e6;
     // Blocks of the busiest core: what crosses HBM, spread over all programs.
     let all_programs = (programs * kernel.grid.sequential.div_ceil(chunks)).max(1) as f64;
@@ -161,7 +164,7 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
         (block.bytes as f64 * block.fetches as f64).min(kernel.read_bytes() as f64)
     });
     let mut step = pipeline::Step {
-        compute: program.makespan / chip.issue_efficiency() + grid_step + implementation.program_cycles,
+        compute: program.makespan / issue + grid_step + implementation.program_cycles,
         read: (kernel.read_bytes() as f64 - fetched_whole) / all_programs / bandwidth,
         write: kernel.write_bytes() as f64 / all_programs / bandwidth,
         dma_latency: chip.dma_latency().get() * chip.clock().get(),
@@ -236,8 +239,9 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
         cross_lane_us: micros(cross_lane),
         vmem_us: micros(vmem),
         hbm_us: micros(hbm),
-        latency_us: micros((latency + program.makespan * (chip.issue_efficiency().recip() - 1.0)) * rounds),
+        latency_us: micros((latency + program.makespan * (issue.recip() - 1.0)) * rounds),
         launch_us: launch + micros(grid_step * rounds + dma),
+        issue_efficiency: issue,
         bound: bounds[0].0,
         next_bound: bounds[1].0,
         cores_used,

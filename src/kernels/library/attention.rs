@@ -354,6 +354,7 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     .read("keys", k, dtype)
     .read("values", v, dtype)
     .write("output", o, dtype);
+    body.implementation.issue_share = Some(case.coefficient(Coefficient::GpuFlashEfficiency));
     if backward {
         // dV = P^T dO, dP = dO V^T, dS = P (dP - d), dQ = dS K, dK = dS^T Q; the forward pair above is P and, in size, dV.
         body = body
