@@ -15,6 +15,9 @@ use tpusim::study::{Extent, check};
 use tpusim::timing::time_kernel;
 use tpusim::workload::{self, Workload};
 
+/// Rounding of sums of a few thousand terms.
+const ROUNDING: f64 = 1e-9;
+
 /// Far above f64 rounding of a few hundred tokens, far below any error of the formulas.
 const EXACT: f64 = 1e-10;
 const SHIPPED: [&str; 3] = ["kda_decode", "gdn_decode", "sla_r4_decode"];
@@ -543,7 +546,10 @@ fn a_readout_that_does_not_wait_is_never_slower() {
             let place = format!("{} {products}: {before:?} {after:?}", chip.name);
             // `q . k` and its product with `u` are more vector work; where throughput binds, no more than that is lost.
             let added = (before.vpu_us - after.vpu_us).max(0.0);
-            assert!(before.total_us <= after.total_us + added, "{place}");
+            assert!(
+                before.total_us <= (after.total_us + added) * (1.0 + ROUNDING),
+                "{place}"
+            );
             assert!(added <= 0.01 * after.total_us, "{place}");
         }
     }
