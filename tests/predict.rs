@@ -228,3 +228,16 @@ fn another_calibration_can_be_taken() {
     assert_eq!(wrong.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("cases.csv: "));
 }
+
+/// The picture of a page is protected as the page is, before anything is fitted.
+#[test]
+fn the_picture_of_a_page_is_not_overwritten_unasked() {
+    let home = home();
+    let picture = home.path().join("images").join("validation.svg");
+    fs::create_dir(home.path().join("images")).expect("a folder");
+    fs::write(&picture, "kept").expect("a file");
+    let output = tpusim(home.path(), &["validate", "--page", "page.md"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(!home.path().join("page.md").exists());
+    assert_eq!(fs::read_to_string(picture).expect("the file"), "kept");
+}

@@ -1,6 +1,6 @@
 //! Measured rows that a fit can trust.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use rayon::prelude::*;
 
@@ -141,16 +141,7 @@ pub fn screen(tables: &[Table]) -> Data {
         }
     }
     data.digest = crate::config::digest(text.as_bytes());
-    let chips: BTreeMap<(String, Option<u32>), Result<Chip, String>> = rows
-        .iter()
-        .map(|(_, row)| (row.device.clone(), row.cores))
-        .collect::<BTreeSet<_>>()
-        .into_iter()
-        .map(|key| {
-            let chip = chip(&key.0, key.1);
-            (key, chip)
-        })
-        .collect();
+    let chips = predict::chips_by(rows.iter().map(|(_, row)| *row), hardware::load_uncalibrated);
     let judged: Vec<Result<Observation, String>> = rows
         .par_iter()
         .map(|&(file, row)| {
@@ -194,17 +185,6 @@ pub fn screen(tables: &[Table]) -> Data {
         }
     }
     data
-}
-
-fn chip(device: &str, cores: Option<u32>) -> Result<Chip, String> {
-    if !hardware::shipped().contains(&device) {
-        return Err(format!("no hardware file for `{device}`"));
-    }
-    let chip = hardware::load_uncalibrated(device).map_err(|error| error.to_string())?;
-    match cores {
-        Some(cores) => chip.with_cores(cores).map_err(|error| error.to_string()),
-        None => Ok(chip),
-    }
 }
 
 impl Observation {

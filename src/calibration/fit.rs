@@ -8,7 +8,7 @@ use super::data::{Data, Observation};
 use super::parameters::{Parameter, Setting, free};
 use super::solver::{self, Free, Solution};
 use crate::coefficients::Definition;
-use crate::hardware::{Architecture, Calibration, Chip, ChipQuantity, Fitted, SCHEMA};
+use crate::hardware::{Calibration, Chip, ChipQuantity, Fitted, SCHEMA, mean_of_architecture};
 use crate::study::predict;
 
 /// Rows of a family on a device beyond which more rows add no weight: a sweep of thousands must not decide what all kernels share.
@@ -94,14 +94,14 @@ pub fn with_setting(chip: &Chip, setting: &Setting) -> Chip {
             if quantity != ChipQuantity::LaunchUs {
                 return None;
             }
-            let tpu = chip.architecture == Architecture::Tpu;
-            let others: Vec<f64> = setting
-                .chips
-                .iter()
-                .filter(|((name, q), _)| *q == quantity && name.starts_with("tpu") == tpu)
-                .map(|(_, value)| *value)
-                .collect();
-            (!others.is_empty()).then(|| others.iter().sum::<f64>() / others.len() as f64)
+            mean_of_architecture(
+                chip.architecture,
+                setting
+                    .chips
+                    .iter()
+                    .filter(|((_, q), _)| *q == quantity)
+                    .map(|((name, _), value)| (name.as_str(), *value)),
+            )
         });
         if let Some(value) = value {
             quantity.set(&mut chip, value);
@@ -263,7 +263,7 @@ pub fn fit(observations: &[Observation], touches: &Touches, keep: &[bool], start
     }
 }
 
-/// The kept observations, of large groups of a family on a device every so-manieth.
+/// The kept observations; large groups of a family on a device are thinned evenly.
 fn thinned(observations: &[Observation], keep: &[bool]) -> Vec<usize> {
     let mut groups: BTreeMap<(&str, &str), Vec<usize>> = BTreeMap::new();
     for (i, o) in observations

@@ -3,13 +3,13 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 
 use super::{Global, Outcome};
 use crate::calibration::data::{self, Data};
 use crate::calibration::validate::{self, Split};
-use crate::hardware::{Calibration, ChipQuantity};
+use crate::hardware::Calibration;
 use crate::measurements;
 use crate::report::table::{Cell, Column, Format, Table};
 
@@ -33,15 +33,10 @@ pub(super) struct FitArgs {
 }
 
 pub(super) fn execute(out: &mut impl Write, args: &FitArgs, global: &Global) -> anyhow::Result<Outcome> {
-    if let Some(path) = &args.out
-        && path.exists()
-        && !args.force
-    {
-        anyhow::bail!("{} exists; `--force` replaces it", path.display());
-    }
+    refuse_to_replace(args.out.iter(), args.force)?;
     let data = read(&args.csv, !args.only_given, &args.families)?;
     if data.used.is_empty() {
-        anyhow::bail!("no row is left to fit; {} were left out", data.rejected.len());
+        bail!("no row is left to fit; {} were left out", data.rejected.len());
     }
     let validation = validate::validate(&data, &[Split::ByShape, Split::LeaveDeviceOut]);
     let mut calibration = validation.fit.calibration(&data);
@@ -56,7 +51,9 @@ pub(super) fn execute(out: &mut impl Write, args: &FitArgs, global: &Global) -> 
     }
     rejected(&data, global);
     if let Some(path) = &args.out {
-        write(path, &calibration)?;
+        let mut text = serde_json::to_string_pretty(&calibration)?;
+        text.push('\n');
+        write_file(path, text)?;
     }
     Ok(Outcome::Done)
 }
@@ -99,9 +96,18 @@ pub(super) fn rejected(data: &Data, global: &Global) {
     ));
 }
 
-fn write(path: &Path, calibration: &Calibration) -> anyhow::Result<()> {
-    let mut text = serde_json::to_string_pretty(calibration)?;
-    text.push('\n');
+/// Refuses files that exist, unless they may be replaced.
+pub(super) fn refuse_to_replace<'a>(
+    paths: impl IntoIterator<Item = &'a PathBuf>,
+    force: bool,
+) -> anyhow::Result<()> {
+    match paths.into_iter().find(|path| !force && path.exists()) {
+        Some(path) => bail!("{} exists; `--force` replaces it", path.display()),
+        None => Ok(()),
+    }
+}
+
+pub(super) fn write_file(path: &Path, text: String) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
@@ -115,19 +121,7 @@ fn table(calibration: &Calibration) -> Table {
         Column::number("rows", "rows_count"),
         Column::text("remarks", "remarks"),
     ]);
-    let chips = calibration.chips.iter().flat_map(|(chip, quantities)| {
-        quantities
-            .iter()
-            .map(move |(quantity, fitted): (&ChipQuantity, _)| {
-                (format!("{chip} {}", quantity.name()), fitted)
-            })
-    });
-    for (name, fitted) in calibration
-        .coefficients
-        .iter()
-        .map(|(name, fitted)| (name.clone(), fitted))
-        .chain(chips)
-    {
+    for (name, fitted) in calibration.parameters() {
         table.row([
             Cell::from(name),
             Cell::number(fitted.value, 4),

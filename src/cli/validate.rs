@@ -5,11 +5,12 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
-use super::{Global, Outcome, fit};
+use super::fit::{self, refuse_to_replace, write_file};
+use super::{Global, Outcome};
 use crate::calibration::data::Observation;
 use crate::calibration::validate::{self, Score, Split};
 use crate::hardware;
@@ -53,11 +54,7 @@ pub(super) struct ValidateArgs {
 }
 
 pub(super) fn execute(out: &mut impl Write, args: &ValidateArgs, global: &Global) -> anyhow::Result<Outcome> {
-    for path in wanted_files(args) {
-        if path.exists() && !args.force {
-            bail!("{} exists; `--force` replaces it", path.display());
-        }
-    }
+    refuse_to_replace(&wanted_files(args), args.force)?;
     let data = fit::read(&args.csv, args.csv.is_empty(), &args.families)?;
     let (scores, residuals) = if args.csv.is_empty() {
         let wanted = |what: LeaveOut| args.leave_out.is_empty() || args.leave_out.contains(&what);
@@ -99,12 +96,10 @@ pub(super) fn execute(out: &mut impl Write, args: &ValidateArgs, global: &Global
             calibration: hardware::shipped_calibration(),
             ratios: &cross_check::cross_check()?,
         });
-        let images = path.parent().unwrap_or(Path::new(".")).join("images");
-        fs::create_dir_all(&images).with_context(|| format!("cannot create {}", images.display()))?;
-        write_file(
-            &images.join("validation.svg"),
-            scatter::svg(title, &points, Theme::Light)?,
-        )?;
+        let picture = picture_of(path);
+        let images = picture.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(images).with_context(|| format!("cannot create {}", images.display()))?;
+        write_file(&picture, scatter::svg(title, &points, Theme::Light)?)?;
         write_file(path, page)?;
     }
     match global.format {
@@ -125,11 +120,13 @@ fn wanted_files(args: &ValidateArgs) -> Vec<PathBuf> {
         .plot
         .iter()
         .flat_map(|path| [path.with_extension("svg"), path.with_extension("png")]);
-    args.page.iter().cloned().chain(pictures).collect()
+    let page = args.page.iter().flat_map(|path| [path.clone(), picture_of(path)]);
+    page.chain(pictures).collect()
 }
 
-fn write_file(path: &Path, text: String) -> anyhow::Result<()> {
-    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+/// The picture that a page shows.
+fn picture_of(page: &Path) -> PathBuf {
+    page.with_file_name("images").join("validation.svg")
 }
 
 /// Points of the picture: out of fold where something was left out, and what the title says of it.

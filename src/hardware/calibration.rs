@@ -189,6 +189,19 @@ pub fn take(calibration: Calibration) -> bool {
     IN_USE.set(calibration).is_ok()
 }
 
+/// Mean of a quantity, by chip, over the chips of an architecture; none where there is no such chip.
+pub fn mean_of_architecture<'a>(
+    architecture: Architecture,
+    chips: impl Iterator<Item = (&'a str, f64)>,
+) -> Option<f64> {
+    let tpu = architecture == Architecture::Tpu;
+    let values: Vec<f64> = chips
+        .filter(|(name, _)| name.starts_with("tpu") == tpu)
+        .map(|(_, value)| value)
+        .collect();
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
 impl Calibration {
     /// One that changes nothing.
     #[must_use]
@@ -296,14 +309,28 @@ impl Calibration {
         if quantity != ChipQuantity::LaunchUs || chip.launch_provenance.kind != Kind::Assumed {
             return None;
         }
-        let tpu = chip.architecture == Architecture::Tpu;
-        let values: Vec<f64> = self
-            .chips
+        mean_of_architecture(
+            chip.architecture,
+            self.chips.iter().filter_map(|(name, quantities)| {
+                quantities
+                    .get(&quantity)
+                    .map(|fitted| (name.as_str(), fitted.value))
+            }),
+        )
+    }
+
+    /// Every fitted value with its name in tables: coefficients, then quantities of chips, each in the order of their names.
+    pub fn parameters(&self) -> impl Iterator<Item = (String, &Fitted)> {
+        let coefficients = self
+            .coefficients
             .iter()
-            .filter(|(name, _)| name.starts_with("tpu") == tpu)
-            .filter_map(|(_, quantities)| quantities.get(&quantity).map(|fitted| fitted.value))
-            .collect();
-        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+            .map(|(name, fitted)| (name.clone(), fitted));
+        let chips = self.chips.iter().flat_map(|(chip, quantities)| {
+            quantities
+                .iter()
+                .map(move |(quantity, fitted)| (format!("{chip} {}", quantity.name()), fitted))
+        });
+        coefficients.chain(chips)
     }
 
     /// The 80 % interval of a predicted time as factors of it, and whether it had to be taken from other devices or families.

@@ -36,6 +36,14 @@ fn number(value: Option<f64>, decimals: usize) -> String {
     value.map_or_else(|| "–".to_owned(), |value| format!("{value:.decimals$}"))
 }
 
+/// Median and ninetieth percentile of a split.
+fn errors(splits: &BTreeMap<Split, &Score>, split: Split) -> String {
+    splits.get(&split).map_or_else(
+        || "–".to_owned(),
+        |s| format!("{:.1} / {:.0}", s.median_abs_pct, s.p90_abs_pct),
+    )
+}
+
 /// The page in Markdown.
 #[must_use]
 pub fn markdown(page: &Page<'_>) -> String {
@@ -88,12 +96,7 @@ their starting values. Ratio, winners and the 80 % interval are those of `device
             .insert(score.split, score);
     }
     for (family, splits) in &by_family {
-        let cell = |split: Split| {
-            splits.get(&split).map_or_else(
-                || "–".to_owned(),
-                |s| format!("{:.1} / {:.0}", s.median_abs_pct, s.p90_abs_pct),
-            )
-        };
+        let cell = |split| errors(splits, split);
         let several = page
             .scores
             .iter()
@@ -146,12 +149,7 @@ fn devices(out: &mut String, page: &Page<'_>) {
             .insert(score.split, score);
     }
     for ((family, device), splits) in &groups {
-        let cell = |split: Split| {
-            splits.get(&split).map_or_else(
-                || "–".to_owned(),
-                |s| format!("{:.1} / {:.0}", s.median_abs_pct, s.p90_abs_pct),
-            )
-        };
+        let cell = |split| errors(splits, split);
         let n = splits.values().map(|s| s.n).max().unwrap_or(0);
         let bias = splits.get(&Split::LeaveDeviceOut).map(|s| s.bias_pct);
         let _ = writeln!(
@@ -174,7 +172,7 @@ fn coefficients(out: &mut String, calibration: &Calibration) {
         calibration.rows
     );
     let digits = |value: f64| format!("{value:.3}");
-    for (name, fitted) in &calibration.coefficients {
+    for (name, fitted) in calibration.parameters() {
         let _ = writeln!(
             out,
             "| {name} | {} | {} | {} | {} | {} | {} |",
@@ -185,21 +183,6 @@ fn coefficients(out: &mut String, calibration: &Calibration) {
             fitted.rows,
             fitted.warning
         );
-    }
-    for (chip, quantities) in &calibration.chips {
-        for (quantity, fitted) in quantities {
-            let _ = writeln!(
-                out,
-                "| {chip} {} | {} | {} | {} | {} | {} | {} |",
-                quantity.name(),
-                digits(fitted.value),
-                number(fitted.standard_error, 3),
-                digits(fitted.prior),
-                fitted.unit,
-                fitted.rows,
-                fitted.warning
-            );
-        }
     }
     let _ = writeln!(out, "\nWhat they are:\n");
     for &coefficient in Coefficient::ALL {

@@ -1,11 +1,12 @@
 //! `predict`: the time of every case of a table.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use rayon::prelude::*;
 
 use super::calls;
-use crate::config::suggestion;
+use crate::config::{ConfigError, suggestion};
 use crate::hardware::{self, Architecture, Calibration, Chip};
 use crate::kernels::library::{CaseError, Formats, Launch, Params};
 use crate::measurements::{Row, Table};
@@ -49,13 +50,21 @@ pub struct TimedLaunch {
 /// Chips by device and cores.
 pub type Chips = BTreeMap<(String, Option<u32>), Result<Chip, String>>;
 
-/// Every chip of a table once.
+/// Every chip of a table once, calibrated.
 pub fn chips<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Chips {
+    chips_by(rows, |name| Ok(hardware::load(name)?.0))
+}
+
+/// As [`chips`], with another way to load a shipped chip.
+pub fn chips_by<'a>(
+    rows: impl IntoIterator<Item = &'a Row>,
+    load: impl Fn(&str) -> Result<Chip, ConfigError>,
+) -> Chips {
     let mut chips = Chips::new();
     for row in rows {
         chips
             .entry((row.device.clone(), row.cores))
-            .or_insert_with(|| chip(&row.device, row.cores));
+            .or_insert_with(|| chip(&row.device, row.cores, &load));
     }
     chips
 }
@@ -83,12 +92,16 @@ pub fn predict(table: &Table, calibration: &Calibration) -> Vec<Result<Predictio
         .collect()
 }
 
-fn chip(device: &str, cores: Option<u32>) -> Result<Chip, String> {
+fn chip(
+    device: &str,
+    cores: Option<u32>,
+    load: impl Fn(&str) -> Result<Chip, ConfigError>,
+) -> Result<Chip, String> {
     if !hardware::shipped().contains(&device) {
         let tail = suggestion(device, &hardware::shipped(), "shipped");
         return Err(format!("unknown device `{device}`; {tail}"));
     }
-    let (chip, _) = hardware::load(device).map_err(|error| error.to_string())?;
+    let chip = load(device).map_err(|error| error.to_string())?;
     match cores {
         Some(cores) => chip.with_cores(cores).map_err(|error| error.to_string()),
         None => Ok(chip),
@@ -107,20 +120,22 @@ pub fn case(row: &Row, chip: &Chip) -> Result<Prediction, String> {
 ///
 /// # Errors
 /// Why it cannot be timed.
-pub fn launches(row: &Row, chip: &Chip) -> Result<(Vec<Launch>, Chip), CaseError> {
+pub fn launches<'a>(row: &Row, chip: &'a Chip) -> Result<(Vec<Launch>, Cow<'a, Chip>), CaseError> {
     let mut params = Params::parse(&row.params)?;
-    let boosted = params
-        .take("clock")
-        .map(|state| chip.with_clock(&state))
-        .transpose()
-        .map_err(|error| CaseError::Unsupported(error.to_string()))?;
-    let chip = boosted.unwrap_or_else(|| chip.clone());
+    let chip = match params.take("clock") {
+        None => Cow::Borrowed(chip),
+        Some(state) => Cow::Owned(
+            chip.with_clock(&state)
+                .map_err(|error| CaseError::Unsupported(error.to_string()))?,
+        ),
+    };
     let formats = Formats::parse(&row.dtype)?;
     Ok((calls::launches(&row.op, &params, formats, &chip)?, chip))
 }
 
 fn time(row: &Row, chip: &Chip) -> Result<Prediction, CaseError> {
-    let (launches, chip) = &launches(row, chip)?;
+    let (launches, chip) = launches(row, chip)?;
+    let (launches, chip) = (launches.as_slice(), chip.as_ref());
     let mut by_bound: BTreeMap<Bound, f64> = BTreeMap::new();
     let mut timed = Vec::with_capacity(launches.len());
     for launch in launches {
@@ -157,14 +172,18 @@ fn time(row: &Row, chip: &Chip) -> Result<Prediction, CaseError> {
     }
 }
 
+/// Time of the matrix work of one launch at the peak of all cores, in seconds.
+fn matrix_seconds(launch: &Launch, chip: &Chip) -> f64 {
+    let cores = f64::from(chip.cores_per_device);
+    matrix::ideal_cycles(chip, &launch.kernel.work.matrix_flops) / cores / chip.clock().get()
+}
+
 /// What a roofline of the launches says, in microseconds: all cores, published bandwidth, nothing but matrix work and transfers.
 fn roofline_us(launches: &[Launch], chip: &Chip) -> f64 {
-    let cores = f64::from(chip.cores_per_device);
     launches
         .iter()
         .map(|launch| {
-            let matrix =
-                matrix::ideal_cycles(chip, &launch.kernel.work.matrix_flops) / cores / chip.clock().get();
+            let matrix = matrix_seconds(launch, chip);
             let memory = launch.kernel.hbm_bytes() as f64 / chip.hbm_bandwidth_per_device().get();
             1e6 * matrix.max(memory) * launch.times as f64
         })
@@ -186,13 +205,9 @@ pub fn matrix_roof_us(row: &Row, chip: &Chip) -> Result<f64, String> {
         let mut params = Params::parse(&row.params)?;
         params.take("clock");
         let launches = calls::launches(&row.op, &params, Formats::parse(&row.dtype)?, chip)?;
-        let cores = f64::from(chip.cores_per_device);
         Ok(launches
             .iter()
-            .map(|launch| {
-                let cycles = matrix::ideal_cycles(chip, &launch.kernel.work.matrix_flops) / cores;
-                1e6 * cycles / chip.clock().get() * launch.times as f64
-            })
+            .map(|launch| 1e6 * matrix_seconds(launch, chip) * launch.times as f64)
             .sum())
     };
     build().map_err(|error| error.to_string())

@@ -10,9 +10,9 @@ use crate::graph::work::PerDtype;
 use crate::hardware::{Architecture, Chip};
 use crate::kernels::OpKind;
 
-/// Depth that the wide arrays take in halves of. Source: schedules of the TPU compiler, `m ceil(k/128) ceil(n/256) / 4` cycles per array.
 /// Rows of a tensor-core instruction below which its columns are not fed any faster, as a share of the side of the array: of 16, at least 4.
 const GPU_STREAM_FLOOR: f64 = 0.25;
+/// Depth that the wide arrays take in halves of. Source: schedules of the TPU compiler, `m ceil(k/128) ceil(n/256) / 4` cycles per array.
 const HALF_PASS_DEPTH: f64 = 128.0;
 
 /// Whether the load of a stationary tile waits for the stream before it.

@@ -92,12 +92,6 @@ impl Params {
     pub fn take(&mut self, name: &str) -> Option<String> {
         self.0.remove(name)
     }
-
-    /// The text of a parameter.
-    #[must_use]
-    pub fn get(&self, name: &str) -> Option<&str> {
-        self.0.get(name).map(String::as_str)
-    }
 }
 
 /// Formats of the operands of a case.
