@@ -156,11 +156,11 @@ proptest! {
 #[test]
 fn every_measured_operation_is_known() {
     for table in tpusim::calibration::data::shipped().expect("well-formed files") {
-        for (row, result) in table
-            .rows
-            .iter()
-            .zip(predict::predict(&table, &Calibration::empty()))
-        {
+        for (row, result) in table.rows.iter().zip(predict::predict(
+            &table,
+            &predict::ChipFiles::default(),
+            &Calibration::empty(),
+        )) {
             if let Err(reason) = result {
                 assert!(row.op.ends_with("_bwd"), "{}:{}: {reason}", table.name, row.line);
             }

@@ -2,11 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rayon::prelude::*;
 use serde::Serialize;
 
 use super::data::{Data, Observation};
 use super::fit::{self, Fit, Touches};
 use crate::hardware::Residuals;
+use crate::study::calls;
+use crate::study::predict::{self, ChipFiles};
 
 /// Folds of the split by shape.
 const FOLDS: usize = 5;
@@ -29,6 +32,8 @@ pub enum Split {
     LeaveDeviceOut,
     /// A family of kernels.
     LeaveFamilyOut,
+    /// A mechanism of linear attention; other operations have none.
+    LeaveMechanismOut,
     /// Nothing was fitted; no model either, a roofline of the same launches.
     Roofline,
 }
@@ -42,6 +47,7 @@ impl Split {
             Split::ByShape => "by_shape",
             Split::LeaveDeviceOut => "leave_device_out",
             Split::LeaveFamilyOut => "leave_family_out",
+            Split::LeaveMechanismOut => "leave_mechanism_out",
             Split::Roofline => "roofline",
         }
     }
@@ -83,28 +89,29 @@ pub struct Validation {
     pub fit: Fit,
 }
 
-fn fold_of(shape: &str) -> usize {
+/// The fold of a shape: the same on every machine and for every order of the rows.
+pub(super) fn fold_of(shape: &str) -> usize {
     crate::config::digest(shape.as_bytes())
         .bytes()
         .fold(0_usize, |sum, byte| (sum * 31 + byte as usize) % 1_000_003)
         % FOLDS
 }
 
-/// Groups that are left out one at a time: those with the same label.
-fn leave_out(
+/// Groups that are left out one at a time: those with the same label; those without one are never left out.
+pub(super) fn leave_out(
     observations: &[Observation],
     touches: &Touches,
     whole: &Fit,
-    label: impl Fn(&Observation) -> String,
+    label: impl Fn(&Observation) -> Option<String>,
 ) -> Vec<Option<f64>> {
-    let labels: Vec<String> = observations.iter().map(label).collect();
-    let groups: BTreeSet<&String> = labels.iter().collect();
+    let labels: Vec<Option<String>> = observations.iter().map(label).collect();
+    let groups: BTreeSet<&String> = labels.iter().flatten().collect();
     let mut out = vec![None; observations.len()];
     if groups.len() < 2 {
         return out;
     }
     for group in groups {
-        let keep: Vec<bool> = labels.iter().map(|l| l != group).collect();
+        let keep: Vec<bool> = labels.iter().map(|l| l.as_ref() != Some(group)).collect();
         let fit = fit::fit(observations, touches, &keep, Some(whole));
         let left: Vec<usize> = (0..observations.len()).filter(|&i| !keep[i]).collect();
         let subset: Vec<Observation> = left.iter().map(|&i| observations[i].clone()).collect();
@@ -128,17 +135,22 @@ pub fn validate(data: &Data, splits: &[Split]) -> Validation {
                 .into_iter()
                 .map(Some)
                 .collect(),
-            Split::ByShape => leave_out(observations, &touches, &whole, |o| fold_of(&o.shape).to_string()),
+            Split::ByShape => leave_out(observations, &touches, &whole, |o| {
+                Some(fold_of(&o.shape).to_string())
+            }),
             // The host of a device that is left out is not known either, so its rows by the wall clock are no question to ask.
             Split::LeaveDeviceOut => {
-                let left_out = leave_out(observations, &touches, &whole, |o| o.row.device.clone());
+                let left_out = leave_out(observations, &touches, &whole, |o| Some(o.row.device.clone()));
                 left_out
                     .into_iter()
                     .zip(observations)
                     .map(|(residual, o)| residual.filter(|_| o.row.timing != "wall"))
                     .collect()
             }
-            Split::LeaveFamilyOut => leave_out(observations, &touches, &whole, |o| o.family.clone()),
+            Split::LeaveFamilyOut => leave_out(observations, &touches, &whole, |o| Some(o.family.clone())),
+            Split::LeaveMechanismOut => leave_out(observations, &touches, &whole, |o| {
+                calls::mechanism_of(&o.row.op).map(|mechanism| mechanism.name.to_owned())
+            }),
             Split::Roofline => roofline(observations),
         };
         residuals.insert(split, of_split);
@@ -159,6 +171,13 @@ fn quantile(sorted: &[f64], share: f64) -> f64 {
             sorted[low] + (sorted[high] - sorted[low]) * (at - low as f64)
         }
     }
+}
+
+/// Median absolute error in percent of some residuals; not a number where there are none.
+#[must_use]
+pub fn median_abs_percent(residuals: &[f64]) -> f64 {
+    let errors = sorted(residuals.iter().map(|r| (100.0 * (r.exp() - 1.0)).abs()));
+    quantile(&errors, 0.5)
 }
 
 fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
@@ -399,17 +418,16 @@ pub fn interval_residuals(
         .collect()
 }
 
-/// Residuals with the shipped calibration, without fitting.
+/// Residuals with the calibration in use, without fitting.
 #[must_use]
-pub fn unfitted(observations: &[Observation]) -> Vec<Option<f64>> {
+pub fn unfitted(observations: &[Observation], files: &ChipFiles) -> Vec<Option<f64>> {
+    let chips = predict::chips(observations.iter().map(|o| &o.row), files);
     observations
-        .iter()
+        .par_iter()
         .map(|o| {
-            let mut chip = o.chip.clone();
-            crate::hardware::shipped_calibration().apply(&mut chip, true, |_| false);
-            crate::study::predict::case(&o.row, &chip)
-                .ok()
-                .map(|p| (p.predicted_us / o.measured_us).ln())
+            let chip = chips.get(&(o.row.device.clone(), o.row.cores))?.as_ref().ok()?;
+            let prediction = predict::case(&o.row, chip).ok()?;
+            Some((prediction.predicted_us / o.measured_us).ln())
         })
         .collect()
 }

@@ -11,7 +11,7 @@ use crate::hardware;
 use crate::measurements::{self, Row, Table};
 use crate::report::explain;
 use crate::report::table::{Cell, Column, Format, Table as Printed};
-use crate::study::predict::{self, Prediction};
+use crate::study::predict::{self, ChipFiles, Prediction};
 use crate::timing::time_kernel;
 
 /// Arguments of `tpusim predict`.
@@ -25,6 +25,9 @@ pub(super) struct PredictArgs {
     /// Take the case on this line of the file apart, launch by launch, from counts to the result
     #[arg(long, value_name = "LINE", conflicts_with = "launches")]
     explain: Option<u64>,
+    /// A hardware file whose chip the device column names, besides the shipped ones; may be repeated
+    #[arg(long, value_name = "FILE")]
+    chip: Vec<String>,
 }
 
 type Known<'a> = Vec<(&'a Row, Prediction)>;
@@ -32,14 +35,17 @@ type Unknown<'a> = Vec<(&'a Row, String)>;
 
 pub(super) fn execute(out: &mut impl Write, args: &PredictArgs, global: &Global) -> anyhow::Result<Outcome> {
     let table = measurements::read(&args.csv)?;
+    let files = ChipFiles::new(&args.chip)?;
+    files.check_calibration()?;
     if let Some(line) = args.explain {
-        return explain(out, &table, line);
+        return explain(out, &table, &files, line);
     }
     let (mut known, mut unknown): (Known<'_>, Unknown<'_>) = (Vec::new(), Vec::new());
-    for (row, result) in table
-        .rows
-        .iter()
-        .zip(predict::predict(&table, hardware::shipped_calibration()))
+    for (row, result) in
+        table
+            .rows
+            .iter()
+            .zip(predict::predict(&table, &files, hardware::shipped_calibration()))
     {
         match result {
             Ok(prediction) => known.push((row, prediction)),
@@ -65,11 +71,11 @@ pub(super) fn execute(out: &mut impl Write, args: &PredictArgs, global: &Global)
 }
 
 /// The case on a line, launch by launch.
-fn explain(out: &mut impl Write, table: &Table, line: u64) -> anyhow::Result<Outcome> {
+fn explain(out: &mut impl Write, table: &Table, files: &ChipFiles, line: u64) -> anyhow::Result<Outcome> {
     let Some(row) = table.rows.iter().find(|row| row.line == line) else {
         bail!("{} has no case on line {line}", table.name);
     };
-    let chips = predict::chips([row]);
+    let chips = predict::chips([row], files);
     let chip = chips
         .into_values()
         .next()

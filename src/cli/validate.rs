@@ -19,6 +19,7 @@ use crate::report::plot::scatter::{self, Point};
 use crate::report::table::{Cell, Column, Format, Table};
 use crate::report::validation::{self, Page};
 use crate::study::cross_check;
+use crate::study::predict::ChipFiles;
 
 /// What a fit does not see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -29,6 +30,8 @@ enum LeaveOut {
     Family,
     /// A fifth of the shapes at a time
     Shape,
+    /// One mechanism of linear attention at a time
+    Mechanism,
 }
 
 /// Arguments of `tpusim validate`.
@@ -36,7 +39,10 @@ enum LeaveOut {
 pub(super) struct ValidateArgs {
     /// Files of measured cases to score the shipped calibration on, without fitting; without any, the shipped measurements are fitted and left out in turn
     csv: Vec<String>,
-    /// What to leave out; all three where absent
+    /// A hardware file whose chip the device column of the files names, besides the shipped ones; may be repeated
+    #[arg(long, value_name = "FILE", requires = "csv")]
+    chip: Vec<String>,
+    /// What to leave out; all of them where absent
     #[arg(long, value_enum, value_delimiter = ',')]
     leave_out: Vec<LeaveOut>,
     /// Only these families, by name or by a part of it
@@ -55,7 +61,9 @@ pub(super) struct ValidateArgs {
 
 pub(super) fn execute(out: &mut impl Write, args: &ValidateArgs, global: &Global) -> anyhow::Result<Outcome> {
     refuse_to_replace(&wanted_files(args), args.force)?;
-    let data = fit::read(&args.csv, args.csv.is_empty(), &args.families)?;
+    let files = ChipFiles::new(&args.chip)?;
+    files.check_calibration()?;
+    let data = fit::read(&args.csv, args.csv.is_empty(), &args.families, &files)?;
     let (scores, residuals) = if args.csv.is_empty() {
         let wanted = |what: LeaveOut| args.leave_out.is_empty() || args.leave_out.contains(&what);
         let splits: Vec<Split> = [
@@ -63,6 +71,7 @@ pub(super) fn execute(out: &mut impl Write, args: &ValidateArgs, global: &Global
             (wanted(LeaveOut::Shape), Split::ByShape),
             (wanted(LeaveOut::Device), Split::LeaveDeviceOut),
             (wanted(LeaveOut::Family), Split::LeaveFamilyOut),
+            (wanted(LeaveOut::Mechanism), Split::LeaveMechanismOut),
             (true, Split::Roofline),
         ]
         .into_iter()
@@ -76,7 +85,7 @@ pub(super) fn execute(out: &mut impl Write, args: &ValidateArgs, global: &Global
         )
     } else {
         let residuals = BTreeMap::from([
-            (Split::InSample, validate::unfitted(&data.used)),
+            (Split::InSample, validate::unfitted(&data.used, &files)),
             (Split::Roofline, validate::roofline(&data.used)),
         ]);
         (validate::scores(&data.used, &residuals), residuals)

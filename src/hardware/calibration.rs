@@ -156,6 +156,21 @@ pub struct Calibration {
     pub chips: BTreeMap<String, BTreeMap<ChipQuantity, Fitted>>,
     /// Out-of-fold residuals, for intervals.
     pub residuals: Vec<Residuals>,
+    /// Chips whose own hardware file was calibrated, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub own_chips: BTreeMap<String, OwnChip>,
+}
+
+/// What the values of a chip with a hardware file of its own were fitted to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnChip {
+    /// Digest of the hardware file: fitted values hold for its text.
+    pub hardware_digest: String,
+    /// Digest of the rows.
+    pub data_digest: String,
+    /// Rows used.
+    pub rows: usize,
 }
 
 /// Why a calibration cannot be used.
@@ -214,6 +229,22 @@ impl Calibration {
             coefficients: BTreeMap::new(),
             chips: BTreeMap::new(),
             residuals: Vec::new(),
+            own_chips: BTreeMap::new(),
+        }
+    }
+
+    /// Whether the values for a chip hold for a hardware file: those of a shipped chip for the shipped file, those of a file of one's own for the text they
+    /// were fitted with.
+    ///
+    /// # Errors
+    /// What to do where the text of the file has changed since.
+    pub fn holds_for(&self, name: &str, path: bool, hardware_digest: &str) -> Result<bool, String> {
+        match self.own_chips.get(name) {
+            Some(own) if own.hardware_digest == hardware_digest => Ok(true),
+            Some(_) if path => Err(format!(
+                "the calibration in use was fitted to another text of `{name}`; calibrate it again with `tpusim fit --chip`, or change fields with `--set`"
+            )),
+            _ => Ok(!path),
         }
     }
 
@@ -254,15 +285,15 @@ impl Calibration {
         crate::config::digest(text.as_bytes())
     }
 
-    /// Gives a chip the fitted values: coefficients in any case, quantities of its own where the file of the chip is a shipped one and
+    /// Gives a chip the fitted values: coefficients in any case, quantities of its own where they hold for its file ([`Calibration::holds_for`]) and
     /// `keep` does not name their field.
-    pub fn apply(&self, chip: &mut Chip, shipped: bool, keep: impl Fn(&str) -> bool) {
+    pub fn apply(&self, chip: &mut Chip, holds: bool, keep: impl Fn(&str) -> bool) {
         for (name, fitted) in &self.coefficients {
             if let Some(coefficient) = Coefficient::named(name) {
                 chip.coefficients.set(coefficient, fitted.value);
             }
         }
-        if !shipped {
+        if !holds {
             return;
         }
         for quantity in ChipQuantity::ALL {

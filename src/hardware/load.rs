@@ -94,18 +94,22 @@ pub fn load_with<S: AsRef<str>>(
     overrides: &[S],
 ) -> Result<(Chip, Document), ConfigError> {
     let mut document = read(name_or_path)?;
+    let (name, calibration) = (name_of(name_or_path), super::shipped_calibration());
+    let holds = calibration
+        .holds_for(name, is_path(name_or_path), &document.digest())
+        .map_err(|problem| document.error_at("", problem))?;
     for text in overrides {
         let text = text.as_ref();
         let assignment = text.strip_prefix("hw.").unwrap_or(text);
         document.set_as(assignment, &format!("--set {text}"))?;
     }
-    let mut chip = resolve(name_of(name_or_path), &document)?;
+    let mut chip = resolve(name, &document)?;
     let set = |field: &str| {
         overrides.iter().any(|text| {
             let text = text.as_ref();
             text.strip_prefix("hw.").unwrap_or(text).starts_with(field)
         })
     };
-    super::shipped_calibration().apply(&mut chip, !is_path(name_or_path), set);
+    calibration.apply(&mut chip, holds, set);
     Ok((chip, document))
 }

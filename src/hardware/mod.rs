@@ -18,7 +18,7 @@ mod resolve;
 mod tests;
 
 pub use calibration::{
-    Calibration, CalibrationError, ChipQuantity, Fitted, Residuals, SCHEMA, mean_of_architecture,
+    Calibration, CalibrationError, ChipQuantity, Fitted, OwnChip, Residuals, SCHEMA, mean_of_architecture,
     shipped as shipped_calibration, take as take_calibration,
 };
 pub use chip::{

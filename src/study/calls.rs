@@ -54,6 +54,18 @@ pub fn launches(op: &str, params: &Params, formats: Formats, chip: &Chip) -> Res
     Ok(launches)
 }
 
+/// The mechanism whose prefill or decoding an operation is; none for operations of the library.
+#[must_use]
+pub fn mechanism_of(op: &str) -> Option<&'static Mechanism> {
+    if library::knows(op) {
+        return None;
+    }
+    let name = ["_decode", "_chunk_safe", "_chunk"]
+        .iter()
+        .find_map(|tail| op.strip_suffix(tail))?;
+    mechanism(op, name).ok()
+}
+
 /// The mechanism that measurement files call `name`.
 fn mechanism(op: &str, name: &str) -> Result<&'static Mechanism, CaseError> {
     let usual = match name {

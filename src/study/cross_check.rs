@@ -90,7 +90,7 @@ pub const EXPLANATIONS: &[(&str, &str)] = &[
 pub fn cross_check() -> Result<Vec<Ratio>, MeasurementError> {
     let table: Table = measurements::parse("measurements/compiler_estimates.csv", ESTIMATES.as_bytes())?;
     let cycles_at = table.headers.iter().position(|header| header == "cycles");
-    let chips = predict::chips(&table.rows);
+    let chips = predict::chips(&table.rows, &predict::ChipFiles::default());
     let mut ratios: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
     for row in &table.rows {
         let cycles = cycles_at

@@ -50,29 +50,86 @@ pub struct TimedLaunch {
 /// Chips by device and cores.
 pub type Chips = BTreeMap<(String, Option<u32>), Result<Chip, String>>;
 
-/// Every chip of a table once, calibrated.
-pub fn chips<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Chips {
-    chips_by(rows, |name| Ok(hardware::load(name)?.0))
+/// What a device column may name besides the shipped chips: hardware files, each under the name of the file.
+#[derive(Debug, Clone, Default)]
+pub struct ChipFiles {
+    paths: BTreeMap<String, String>,
 }
 
-/// As [`chips`], with another way to load a shipped chip.
+impl ChipFiles {
+    /// Shipped names or paths of hardware files, all of them checked.
+    ///
+    /// # Errors
+    /// A file that does not load, and two files of the same name.
+    pub fn new<S: AsRef<str>>(names_or_paths: &[S]) -> Result<Self, ConfigError> {
+        let mut paths: BTreeMap<String, String> = BTreeMap::new();
+        for path in names_or_paths.iter().map(AsRef::as_ref) {
+            hardware::load_uncalibrated(path)?;
+            let name = hardware::name_of(path);
+            if let Some(other) = paths.insert(name.to_owned(), path.to_owned()) {
+                return Err(ConfigError::argument(format!(
+                    "`{other}` and `{path}` are both called `{name}`"
+                )));
+            }
+        }
+        Ok(ChipFiles { paths })
+    }
+
+    /// Whether the calibration in use holds for them.
+    ///
+    /// # Errors
+    /// A file whose text is not the one it was calibrated with.
+    pub fn check_calibration(&self) -> Result<(), ConfigError> {
+        self.paths
+            .values()
+            .try_for_each(|path| hardware::load(path).map(|_| ()))
+    }
+
+    /// The shipped name or the path that a device leads to.
+    fn find<'a>(&'a self, device: &'a str) -> Result<&'a str, String> {
+        if let Some(path) = self.paths.get(device) {
+            return Ok(path);
+        }
+        let mut known = hardware::shipped();
+        if known.contains(&device) {
+            return Ok(device);
+        }
+        known.extend(self.paths.keys().map(String::as_str));
+        let tail = suggestion(device, &known, "known");
+        Err(format!("unknown device `{device}`; {tail}"))
+    }
+}
+
+/// Every chip of a table once, calibrated.
+pub fn chips<'a>(rows: impl IntoIterator<Item = &'a Row>, files: &ChipFiles) -> Chips {
+    chips_by(rows, files, |name| Ok(hardware::load(name)?.0))
+}
+
+/// As [`chips`], with another way to load a shipped chip or a file.
 pub fn chips_by<'a>(
     rows: impl IntoIterator<Item = &'a Row>,
+    files: &ChipFiles,
     load: impl Fn(&str) -> Result<Chip, ConfigError>,
 ) -> Chips {
     let mut chips = Chips::new();
     for row in rows {
-        chips
-            .entry((row.device.clone(), row.cores))
-            .or_insert_with(|| chip(&row.device, row.cores, &load));
+        chips.entry((row.device.clone(), row.cores)).or_insert_with(|| {
+            files
+                .find(&row.device)
+                .and_then(|path| chip(path, row.cores, &load))
+        });
     }
     chips
 }
 
 /// Times every row of a table, in its order; a row that cannot be timed says why. `calibration` gives the intervals.
 #[must_use]
-pub fn predict(table: &Table, calibration: &Calibration) -> Vec<Result<Prediction, String>> {
-    let chips = chips(&table.rows);
+pub fn predict(
+    table: &Table,
+    files: &ChipFiles,
+    calibration: &Calibration,
+) -> Vec<Result<Prediction, String>> {
+    let chips = chips(&table.rows, files);
     table
         .rows
         .par_iter()
@@ -97,10 +154,6 @@ fn chip(
     cores: Option<u32>,
     load: impl Fn(&str) -> Result<Chip, ConfigError>,
 ) -> Result<Chip, String> {
-    if !hardware::shipped().contains(&device) {
-        let tail = suggestion(device, &hardware::shipped(), "shipped");
-        return Err(format!("unknown device `{device}`; {tail}"));
-    }
     let chip = load(device).map_err(|error| error.to_string())?;
     match cores {
         Some(cores) => chip.with_cores(cores).map_err(|error| error.to_string()),
