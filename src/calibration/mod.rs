@@ -6,7 +6,9 @@
 
 pub mod data;
 pub mod fit;
+pub mod never_fitted;
 pub mod own_chip;
 pub mod parameters;
 pub mod solver;
+pub mod speedup;
 pub mod validate;

@@ -46,7 +46,8 @@ pub fn calibrate(data: &Data, chip: &Chip, hardware_digest: &str, start: &Calibr
     let after = fit::residuals(observations, &whole.setting);
     let out_of_fold = validate::leave_out(observations, &touches, &whole, |o| {
         Some(validate::fold_of(&o.shape).to_string())
-    });
+    })
+    .residuals;
 
     let fitted = whole.calibration(data);
     let mut calibration = start.clone();

@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rayon::prelude::*;
 use serde::Serialize;
+use statrs::statistics::{Data as StatisticsOf, OrderStatistics, RankTieBreaker, Statistics};
 
 use super::data::{Data, Observation};
 use super::fit::{self, Fit, Touches};
+use super::parameters::Setting;
 use crate::hardware::Residuals;
 use crate::study::calls;
 use crate::study::predict::{self, ChipFiles};
@@ -87,6 +89,16 @@ pub struct Validation {
     pub residuals: BTreeMap<Split, Vec<Option<f64>>>,
     /// The fit that saw everything.
     pub fit: Fit,
+    /// Values of the fits without a device, by device; empty where no device was left out.
+    pub without_device: BTreeMap<String, Setting>,
+}
+
+/// What fits say of the rows that they did not see.
+pub(super) struct LeftOut {
+    /// Logarithms of predicted over measured times; none for rows that were never left out.
+    pub(super) residuals: Vec<Option<f64>>,
+    /// Values of the fit without a group, by the label of the group.
+    pub(super) settings: BTreeMap<String, Setting>,
 }
 
 /// The fold of a shape: the same on every machine and for every order of the rows.
@@ -103,10 +115,13 @@ pub(super) fn leave_out(
     touches: &Touches,
     whole: &Fit,
     label: impl Fn(&Observation) -> Option<String>,
-) -> Vec<Option<f64>> {
+) -> LeftOut {
     let labels: Vec<Option<String>> = observations.iter().map(label).collect();
     let groups: BTreeSet<&String> = labels.iter().flatten().collect();
-    let mut out = vec![None; observations.len()];
+    let mut out = LeftOut {
+        residuals: vec![None; observations.len()],
+        settings: BTreeMap::new(),
+    };
     if groups.len() < 2 {
         return out;
     }
@@ -116,8 +131,9 @@ pub(super) fn leave_out(
         let left: Vec<usize> = (0..observations.len()).filter(|&i| !keep[i]).collect();
         let subset: Vec<Observation> = left.iter().map(|&i| observations[i].clone()).collect();
         for (&i, residual) in left.iter().zip(fit::residuals(&subset, &fit.setting)) {
-            out[i] = Some(residual);
+            out.residuals[i] = Some(residual);
         }
+        out.settings.insert(group.clone(), fit.setting);
     }
     out
 }
@@ -128,29 +144,33 @@ pub fn validate(data: &Data, splits: &[Split]) -> Validation {
     let observations = &data.used;
     let touches = fit::touches(observations);
     let whole = fit::fit(observations, &touches, &vec![true; observations.len()], None);
+    let without =
+        |label: &dyn Fn(&Observation) -> Option<String>| leave_out(observations, &touches, &whole, label);
     let mut residuals: BTreeMap<Split, Vec<Option<f64>>> = BTreeMap::new();
+    let mut without_device = BTreeMap::new();
     for &split in splits {
         let of_split = match split {
             Split::InSample => fit::residuals(observations, &whole.setting)
                 .into_iter()
                 .map(Some)
                 .collect(),
-            Split::ByShape => leave_out(observations, &touches, &whole, |o| {
-                Some(fold_of(&o.shape).to_string())
-            }),
-            // The host of a device that is left out is not known either, so its rows by the wall clock are no question to ask.
+            Split::ByShape => without(&|o| Some(fold_of(&o.shape).to_string())).residuals,
             Split::LeaveDeviceOut => {
-                let left_out = leave_out(observations, &touches, &whole, |o| Some(o.row.device.clone()));
+                let left_out = without(&|o| Some(o.row.device.clone()));
+                without_device = left_out.settings;
+                // The host of a device that is left out is not known either, so its rows by the wall clock are no question to ask.
                 left_out
+                    .residuals
                     .into_iter()
                     .zip(observations)
                     .map(|(residual, o)| residual.filter(|_| o.row.timing != "wall"))
                     .collect()
             }
-            Split::LeaveFamilyOut => leave_out(observations, &touches, &whole, |o| Some(o.family.clone())),
-            Split::LeaveMechanismOut => leave_out(observations, &touches, &whole, |o| {
-                calls::mechanism_of(&o.row.op).map(|mechanism| mechanism.name.to_owned())
-            }),
+            Split::LeaveFamilyOut => without(&|o| Some(o.family.clone())).residuals,
+            Split::LeaveMechanismOut => {
+                without(&|o| calls::mechanism_of(&o.row.op).map(|mechanism| mechanism.name.to_owned()))
+                    .residuals
+            }
             Split::Roofline => roofline(observations),
         };
         residuals.insert(split, of_split);
@@ -158,19 +178,14 @@ pub fn validate(data: &Data, splits: &[Split]) -> Validation {
     Validation {
         residuals,
         fit: whole,
+        without_device,
     }
 }
 
-/// Quantile of sorted numbers, linear between neighbours.
-fn quantile(sorted: &[f64], share: f64) -> f64 {
-    match sorted.len() {
-        0 => f64::NAN,
-        n => {
-            let at = share * (n - 1) as f64;
-            let (low, high) = (at.floor() as usize, at.ceil() as usize);
-            sorted[low] + (sorted[high] - sorted[low]) * (at - low as f64)
-        }
-    }
+/// Quantile of some numbers, nearly unbiased for any distribution (the eighth of the definitions of Hyndman and Fan); not a number where there are none.
+#[must_use]
+pub fn quantile(values: &[f64], share: f64) -> f64 {
+    StatisticsOf::new(values.to_vec()).quantile(share)
 }
 
 /// Median absolute error in percent of some residuals; not a number where there are none.
@@ -186,35 +201,15 @@ fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
     values
 }
 
-fn ranks(values: &[f64]) -> Vec<f64> {
-    let mut order: Vec<usize> = (0..values.len()).collect();
-    order.sort_by(|&a, &b| values[a].total_cmp(&values[b]));
-    let mut ranks = vec![0.0; values.len()];
-    let mut at = 0;
-    while at < order.len() {
-        let mut end = at;
-        while end + 1 < order.len() && values[order[end + 1]] <= values[order[at]] {
-            end += 1;
-        }
-        for &i in &order[at..=end] {
-            ranks[i] = (at + end) as f64 / 2.0;
-        }
-        at = end + 1;
-    }
-    ranks
-}
-
-/// Rank correlation.
+/// Rank correlation; equal values share their mean rank.
 fn spearman(a: &[f64], b: &[f64]) -> Option<f64> {
     if a.len() < 3 {
         return None;
     }
+    let ranks = |values: &[f64]| StatisticsOf::new(values.to_vec()).ranks(RankTieBreaker::Average);
     let (a, b) = (ranks(a), ranks(b));
-    let mean = (a.len() - 1) as f64 / 2.0;
-    let cross: f64 = a.iter().zip(&b).map(|(x, y)| (x - mean) * (y - mean)).sum();
-    let spread = |v: &[f64]| v.iter().map(|x| (x - mean).powi(2)).sum::<f64>().sqrt();
-    let size = spread(&a) * spread(&b);
-    (size > 0.0).then_some(cross / size)
+    let size = a.as_slice().std_dev() * b.as_slice().std_dev();
+    (size > 0.0).then(|| a.as_slice().covariance(b.as_slice()) / size)
 }
 
 /// A predicted row: its group for intervals, its measured time and its residual.
@@ -381,8 +376,17 @@ pub fn interval_residuals(
     observations: &[Observation],
     residuals: &BTreeMap<Split, Vec<Option<f64>>>,
 ) -> Vec<Residuals> {
+    interval_residuals_of(observations, residuals, |_| true)
+}
+
+/// As [`interval_residuals`], from the observations that `pick` picks.
+pub fn interval_residuals_of(
+    observations: &[Observation],
+    residuals: &BTreeMap<Split, Vec<Option<f64>>>,
+    pick: impl Fn(&Observation) -> bool,
+) -> Vec<Residuals> {
     let mut groups: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
-    for (i, o) in observations.iter().enumerate() {
+    for (i, o) in observations.iter().enumerate().filter(|(_, o)| pick(o)) {
         if let Some(r) = residuals.get(&Split::ByShape).and_then(|of| of[i]) {
             groups
                 .entry((o.family.clone(), o.row.device.clone()))

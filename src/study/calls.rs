@@ -10,7 +10,7 @@ use crate::kernels::library::{self, Case, CaseError, Formats, Launch, Params, Re
 use crate::kernels::{Group, Implementation, Kernel, Plan, Program, Transfer, lower};
 use crate::layer::{DecayGate, GramVariant, InitialState, InverseVariant, Layer, StateFormat};
 use crate::mechanisms::{self, Granularity, LayerGraph, Mechanism, gram_variants};
-use crate::workload;
+use crate::workload::{self, Workload};
 use crate::{config::suggestion, graph::Stage};
 
 /// Chunk of the kernels of flash-linear-attention and of Tokamax KDA.
@@ -25,7 +25,8 @@ const LARGEST_EXTENT: u64 = 1 << 24;
 /// The launches of one call of `op` on `chip`.
 ///
 /// Besides the operations of the library: `MECHANISM_chunk` (the forward pass of a prefill, split as Tokamax does on a TPU and as flash-linear-attention does on
-/// a GPU), `MECHANISM_decode` (one token per sequence), `gdn_fused` (convolution and GDN in one kernel).
+/// a GPU), `MECHANISM_decode` (one token per sequence), `gdn_fused` (convolution and GDN in one kernel), `WORKLOAD_layer_stage` (a row of the stage table of a
+/// shipped workload) and `WORKLOAD_core` (the kernel of its core).
 ///
 /// # Errors
 /// [`CaseError`]: what the case asks for is not known, or does not fit.
@@ -42,6 +43,10 @@ pub fn launches(op: &str, params: &Params, formats: Formats, chip: &Chip) -> Res
         chunk(&case, mechanism(op, name)?, Some(DecayGate::Bounded))?
     } else if let Some(name) = op.strip_suffix("_chunk") {
         chunk(&case, mechanism(op, name)?, None)?
+    } else if let Some(name) = op.strip_suffix("_layer_stage") {
+        layer_stage(&case, name)?
+    } else if let Some(name) = op.strip_suffix("_core") {
+        core_kernel(&case, name)?
     } else if op.ends_with("_chunk_bwd") {
         return Err(CaseError::Unsupported(format!(
             "`{op}`: the backward pass of the mechanisms is not built"
@@ -402,6 +407,105 @@ fn around(case: &Case<'_>, sizes: Sizes, by_channel: bool) -> Result<Vec<Launch>
             times: if by_channel { 2 } else { 1 },
         },
     ])
+}
+
+/// The shipped workload that an operation is named after.
+fn shipped_workload(case: &Case<'_>, name: &str) -> Result<Workload, CaseError> {
+    if !workload::shipped().contains(&name) {
+        return Err(CaseError::Op {
+            op: case.op.to_owned(),
+            hint: format!(
+                "no shipped workload `{name}`; {}",
+                suggestion(name, &workload::shipped(), "workloads")
+            ),
+        });
+    }
+    workload::load::<&str>(name, &[])
+        .map(|(workload, _)| workload)
+        .map_err(|error| CaseError::Unsupported(error.to_string()))
+}
+
+/// The launches of some groups of a plan of a workload.
+fn launches_of(workload: &Workload, plan: &Plan) -> Result<Vec<Launch>, CaseError> {
+    let layer = &workload.layer;
+    let LayerGraph { graph, core } = mechanisms::build(layer)
+        .map_err(|error| CaseError::Unsupported(format!("cannot build the graph: {error}")))?;
+    let padding = 1.0 - layer.tokens as f64 / layer.padded_tokens() as f64;
+    let kernels = lower(&graph, plan, core.value, padding);
+    Ok(kernels.into_iter().map(Launch::from).collect())
+}
+
+/// The plan of a workload that a case names.
+fn plan_of(workload: &Workload, name: &str) -> Result<Plan, CaseError> {
+    let plan = workload.plans.iter().find(|plan| plan.name == name);
+    plan.cloned().ok_or_else(|| CaseError::Value {
+        parameter: "plan".to_owned(),
+        expected: crate::config::listed(workload.plans.iter().map(|plan| plan.name.as_str())),
+        found: name.to_owned(),
+    })
+}
+
+/// `WORKLOAD_layer_stage`: the row `stage` of the plan `plan`.
+fn layer_stage(case: &Case<'_>, name: &str) -> Result<Vec<Launch>, CaseError> {
+    let workload = shipped_workload(case, name)?;
+    let stage = case.text("stage").unwrap_or_default();
+    let plan = plan_of(&workload, case.text("plan").unwrap_or("unfused"))?;
+    let mut launches = launches_of(&workload, &plan)?;
+    let labels = crate::config::listed(launches.iter().map(|launch| launch.kernel.label.as_str()));
+    launches.retain(|launch| launch.kernel.label == stage);
+    if launches.is_empty() {
+        return Err(CaseError::Value {
+            parameter: "stage".to_owned(),
+            expected: labels,
+            found: stage.to_owned(),
+        });
+    }
+    Ok(launches)
+}
+
+/// `WORKLOAD_core`: gates to output of a shipped workload. `impl=tokamax` is the two kernels of Tokamax, anything else one kernel with the state on chip.
+fn core_kernel(case: &Case<'_>, name: &str) -> Result<Vec<Launch>, CaseError> {
+    let workload = shipped_workload(case, name)?;
+    let layer = &workload.layer;
+    if let Some(pass @ ("backward" | "forward_backward" | "forward_backward_second")) = case.text("pass") {
+        return Err(CaseError::Unsupported(format!(
+            "`{}` of the {pass} pass: the backward pass of the mechanisms is not built",
+            case.op
+        )));
+    }
+    if case.text("regime") == Some("iso_controls") {
+        return Err(CaseError::Unsupported(format!(
+            "`{}`: the sizes of the regime `iso_controls` are not printed",
+            case.op
+        )));
+    }
+    let state = case.text("state");
+    if let Some(state) = state.filter(|state| *state != layer.state.name()) {
+        return Err(CaseError::Value {
+            parameter: "state".to_owned(),
+            expected: format!("`{}`, the state of the workload `{name}`", layer.state.name()),
+            found: state.to_owned(),
+        });
+    }
+    if case.word("impl", &["one", "maxtext", "tokamax"])? == "tokamax" {
+        let sizes = Sizes {
+            batch: layer.batch as u64,
+            tokens: layer.tokens as u64,
+            key_heads: layer.key_heads as u64,
+            value_heads: layer.value_heads as u64,
+            key_dim: layer.key_dim as u64,
+            value_dim: layer.value_dim as u64,
+            chunk: layer.chunk as u64,
+        };
+        let of_call = sizes.layer(layer, case.formats.a)?;
+        return on_tpu(case, sizes, of_call, layer.mechanism.uses("inverse"));
+    }
+    let mut plan = plan_of(&workload, "fused")?;
+    plan.groups.retain(|group| group.holds(Stage::StateScan));
+    for group in &mut plan.groups {
+        group.first = Stage::Gates;
+    }
+    launches_of(&workload, &plan)
 }
 
 /// `MECHANISM_decode`.

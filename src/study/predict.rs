@@ -288,7 +288,9 @@ pub fn family(op: &str, architecture: Architecture) -> String {
         "gdn_fused" => "fused GDN",
         "gdn_recurrent_xla" => "recurrent loop",
         _ if op.ends_with("_decode") => "linear attention decode",
-        _ if op.contains("_chunk") => "linear attention",
+        _ if op.contains("_chunk") || op.ends_with("_core") || op.ends_with("_layer_stage") => {
+            "linear attention"
+        }
         _ => "elementwise",
     };
     match architecture {

@@ -6,7 +6,7 @@ use super::predict;
 use crate::config::{ConfigError, Document};
 use crate::dtype::Dtype;
 use crate::graph::{BuildError, Stage};
-use crate::hardware::{self, Architecture, Chip, Kind};
+use crate::hardware::{self, Architecture, Calibration, Chip, Kind};
 use crate::kernels::{Kernel, Plan, lower};
 use crate::layer::{Layer, Pass};
 use crate::mechanisms::{self, LayerGraph};
@@ -95,7 +95,10 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
                 plan,
                 kernels,
                 reference,
-                chip,
+                Measure {
+                    chip,
+                    intervals: hardware::shipped_calibration(),
+                },
                 &mut warnings,
             )?);
         }
@@ -194,12 +197,36 @@ pub fn check_formats(layer: &Layer, chip: &Chip, document: &Document) -> Result<
     ))
 }
 
+/// What a plan is timed with.
+#[derive(Debug, Clone, Copy)]
+struct Measure<'a> {
+    chip: &'a Chip,
+    /// Residuals that make the intervals.
+    intervals: &'a Calibration,
+}
+
+/// Every plan of a workload on a chip as it stands, without a baseline; `intervals` gives the residuals that make the intervals.
+///
+/// # Errors
+/// As [`run`].
+pub fn plan_times(
+    workload: &Workload,
+    chip: &Chip,
+    intervals: &Calibration,
+) -> Result<Vec<PlanResult>, RunError> {
+    let measure = Measure { chip, intervals };
+    lower_all(workload)?
+        .iter()
+        .map(|(plan, kernels)| time_plan(workload, plan, kernels, None, measure, &mut Vec::new()))
+        .collect()
+}
+
 fn time_plan(
     workload: &Workload,
     plan: &Plan,
     kernels: &[Kernel],
     baseline: Option<&Vec<Kernel>>,
-    chip: &Chip,
+    Measure { chip, intervals }: Measure<'_>,
     warnings: &mut Vec<String>,
 ) -> Result<PlanResult, RunError> {
     let published = workload.published.as_ref().filter(|p| p.chip == chip.name);
@@ -222,7 +249,7 @@ fn time_plan(
                 .find(|row| row.plan == plan.name && row.stage == kernel.label)
                 .map(|row| row.time_us)
         });
-        let interval = hardware::shipped_calibration().interval(&family(kernel, &workload.layer, chip), chip);
+        let interval = intervals.interval(&family(kernel, &workload.layer, chip), chip);
         stages.push(StageResult {
             low_us: interval.map(|(low, _, _)| low * time.total_us),
             high_us: interval.map(|(_, high, _)| high * time.total_us),
