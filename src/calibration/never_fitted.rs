@@ -91,7 +91,9 @@ pub fn rows(calibration: &Calibration) -> Result<(Vec<Row>, usize), MeasurementE
                 params: row.params.clone(),
                 reference_us,
                 predicted_us: prediction.predicted_us,
-                interval_us: prediction.interval_us,
+                interval_us: prediction
+                    .interval
+                    .map(|interval| (interval.low_us, interval.high_us)),
                 error_pct: 100.0 * (prediction.predicted_us / reference_us - 1.0),
             });
         }

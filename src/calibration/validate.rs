@@ -9,7 +9,7 @@ use statrs::statistics::{Data as StatisticsOf, OrderStatistics, RankTieBreaker, 
 use super::data::{Data, Observation};
 use super::fit::{self, Fit, Touches};
 use super::parameters::Setting;
-use crate::hardware::Residuals;
+use crate::hardware::{Residuals, UNSEEN};
 use crate::study::calls;
 use crate::study::predict::{self, ChipFiles};
 
@@ -267,61 +267,90 @@ fn score(family: &str, device: &str, split: Split, rows: &[Scored<'_>], coverage
     }
 }
 
-/// Whether each row lies in an 80 % interval made from the others: of its family on its device where there are enough of them, else of its family on other
-/// devices, else of all families. In the split without a device, rows of that device may not help.
-fn covered(observations: &[Observation], residuals: &[Option<f64>], split: Split) -> Vec<Option<bool>> {
-    let known: Vec<(usize, f64)> = residuals
-        .iter()
-        .enumerate()
-        .filter_map(|(i, r)| r.map(|r| (i, r)))
-        .collect();
-    let of = |pick: &dyn Fn(&Observation) -> bool| {
-        sorted(
-            known
-                .iter()
-                .filter(|(i, _)| pick(&observations[*i]))
-                .map(|(_, r)| *r),
-        )
-    };
-    // Sorted residuals of every group once; the row itself is taken out of its own.
-    let mut groups: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
-    let mut others: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
-    for o in observations {
-        let key = (o.family.clone(), o.row.device.clone());
-        groups
-            .entry(key.clone())
-            .or_insert_with(|| of(&|other| other.family == o.family && other.row.device == o.row.device));
-        others.entry(key).or_insert_with(|| {
-            let same = of(&|other| other.family == o.family && other.row.device != o.row.device);
-            if same.len() >= FEWEST_RESIDUALS {
-                same
-            } else {
-                of(&|other| other.tpu() == o.tpu() && other.row.device != o.row.device)
-            }
-        });
+/// Fewest rows of a family on a device whose median says something about the device.
+const FEWEST_OF_A_DEVICE: usize = 3;
+/// Standard deviations of a normal distribution beyond which a tenth lies.
+const TENTH: f64 = 1.2816;
+
+/// What to expect on a device that gave no row, from devices that were left out in turn.
+///
+/// A device as a whole is off by its median; how much, is taken from all families of the architecture, since a family has few devices. Rows scatter around
+/// that median as those of the family do (or of all families, where it has few). Both are independent, so their tenths add in squares.
+fn unseen(
+    observations: &[Observation],
+    residuals: &[Option<f64>],
+    tpu: bool,
+    family: Option<&str>,
+    pick: impl Fn(&Observation) -> bool,
+) -> Option<(f64, f64)> {
+    let mut groups: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
+    for (o, residual) in observations.iter().zip(residuals) {
+        if let Some(residual) = residual.filter(|_| o.tpu() == tpu && pick(o)) {
+            groups
+                .entry((&o.family, &o.row.device))
+                .or_default()
+                .push(residual);
+        }
     }
-    residuals
+    groups.retain(|_, of| of.len() >= FEWEST_OF_A_DEVICE);
+    let medians: Vec<f64> = groups.values().map(|of| quantile(of, 0.5)).collect();
+    if medians.is_empty() {
+        return None;
+    }
+    let between = (medians.iter().map(|m| m * m).sum::<f64>() / medians.len() as f64).sqrt();
+    let scatter = |family: Option<&str>| -> Vec<f64> {
+        groups
+            .iter()
+            .zip(&medians)
+            .filter(|(((of, _), _), _)| family.is_none_or(|family| family == *of))
+            .flat_map(|((_, of), median)| of.iter().map(move |r| r - median))
+            .collect()
+    };
+    let within = Some(scatter(family))
+        .filter(|own| own.len() >= FEWEST_RESIDUALS)
+        .unwrap_or_else(|| scatter(None));
+    let end = |share: f64| quantile(&within, share).hypot(TENTH * between);
+    Some((-end(0.1), end(0.9)))
+}
+
+/// Whether each row lies in an 80 % interval made from the others. With its device left out, from other devices; else from its family on its device, where
+/// there are enough rows.
+fn covered(observations: &[Observation], residuals: &[Option<f64>], split: Split) -> Vec<Option<bool>> {
+    let mut groups: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
+    for (o, residual) in observations.iter().zip(residuals) {
+        let of = groups.entry((&o.family, &o.row.device)).or_default();
+        of.extend(residual);
+    }
+    let elsewhere: BTreeMap<(&str, &str), Option<(f64, f64)>> = groups
+        .keys()
+        .map(|&(family, device)| {
+            let tpu = observations
+                .iter()
+                .any(|o| o.family == family && o.row.device == device && o.tpu());
+            let interval = unseen(observations, residuals, tpu, Some(family), |o| {
+                o.row.device != device
+            });
+            ((family, device), interval)
+        })
+        .collect();
+    observations
         .iter()
-        .enumerate()
-        .map(|(i, residual)| {
+        .zip(residuals)
+        .map(|(o, residual)| {
             let residual = (*residual)?;
-            let o = &observations[i];
-            let key = (o.family.clone(), o.row.device.clone());
+            let key = (o.family.as_str(), o.row.device.as_str());
             let own = groups.get(&key)?;
-            let mut from = if split != Split::LeaveDeviceOut && own.len() > FEWEST_RESIDUALS {
+            let (low, high) = if split != Split::LeaveDeviceOut && own.len() > FEWEST_RESIDUALS {
+                // The row itself does not help.
                 let mut own = own.clone();
                 if let Some(at) = own.iter().position(|r| r.total_cmp(&residual).is_eq()) {
                     own.remove(at);
                 }
-                own
+                (quantile(&own, 0.1), quantile(&own, 0.9))
             } else {
-                others.get(&key)?.clone()
+                (*elsewhere.get(&key)?)?
             };
-            if from.len() < FEWEST_RESIDUALS {
-                return None;
-            }
-            from.sort_by(f64::total_cmp);
-            Some(quantile(&from, 0.1) <= residual && residual <= quantile(&from, 0.9))
+            Some(low <= residual && residual <= high)
         })
         .collect()
 }
@@ -385,41 +414,64 @@ pub fn interval_residuals_of(
     residuals: &BTreeMap<Split, Vec<Option<f64>>>,
     pick: impl Fn(&Observation) -> bool,
 ) -> Vec<Residuals> {
-    let mut groups: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
-    for (i, o) in observations.iter().enumerate().filter(|(_, o)| pick(o)) {
-        if let Some(r) = residuals.get(&Split::ByShape).and_then(|of| of[i]) {
-            groups
-                .entry((o.family.clone(), o.row.device.clone()))
-                .or_default()
-                .push(-r);
+    let of_split = |split: Split, pick: &dyn Fn(&Observation) -> bool| -> Vec<(f64, f64)> {
+        let all = residuals.get(&split).map_or(&[][..], Vec::as_slice);
+        observations
+            .iter()
+            .zip(all)
+            .filter(|(o, _)| pick(o))
+            .filter_map(|(o, residual)| residual.map(|r| (r, o.measured_us)))
+            .collect()
+    };
+    let made = |family: &str, device: &str, rows: &[(f64, f64)], ends: (f64, f64)| {
+        let rounded = |value: f64| format!("{value:.4}").parse().unwrap_or(value);
+        let times = rows.iter().map(|(_, us)| *us);
+        Residuals {
+            family: family.to_owned(),
+            device: device.to_owned(),
+            rows: rows.len(),
+            // Residuals are predicted over measured, the interval is that of measured over predicted.
+            low: rounded((-ends.1).exp()),
+            high: rounded((-ends.0).exp()),
+            shortest_us: times.clone().fold(f64::INFINITY, f64::min),
+            longest_us: times.fold(0.0, f64::max),
         }
-        if let Some(r) = residuals.get(&Split::LeaveDeviceOut).and_then(|of| of[i]) {
-            groups
-                .entry((o.family.clone(), "unseen".to_owned()))
-                .or_default()
-                .push(-r);
-            let all = if o.tpu() { "all TPU" } else { "all GPU" };
-            groups
-                .entry((all.to_owned(), "unseen".to_owned()))
-                .or_default()
-                .push(-r);
-        }
-    }
-    groups
-        .into_iter()
-        .filter(|(_, ratios)| ratios.len() >= FEWEST_RESIDUALS)
-        .map(|((family, device), ratios)| {
-            let ratios = sorted(ratios);
-            let rounded = |value: f64| format!("{value:.4}").parse().unwrap_or(value);
-            Residuals {
+    };
+    let picked = || observations.iter().filter(|o| pick(o));
+    let devices: BTreeSet<(&str, &str)> = picked()
+        .map(|o| (o.family.as_str(), o.row.device.as_str()))
+        .collect();
+    let families: BTreeSet<(&str, bool)> = picked().map(|o| (o.family.as_str(), o.tpu())).collect();
+    let mut out = Vec::new();
+    for (family, device) in devices {
+        let rows = of_split(Split::ByShape, &|o| {
+            pick(o) && o.family == family && o.row.device == device
+        });
+        if rows.len() >= FEWEST_RESIDUALS {
+            let values: Vec<f64> = rows.iter().map(|(r, _)| *r).collect();
+            out.push(made(
                 family,
                 device,
-                rows: ratios.len(),
-                low: rounded(quantile(&ratios, 0.1).exp()),
-                high: rounded(quantile(&ratios, 0.9).exp()),
-            }
-        })
-        .collect()
+                &rows,
+                (quantile(&values, 0.1), quantile(&values, 0.9)),
+            ));
+        }
+    }
+    let left_out = residuals.get(&Split::LeaveDeviceOut);
+    let of_family = families.into_iter().map(|(family, tpu)| (Some(family), tpu));
+    let of_all = [(None, true), (None, false)];
+    for (family, tpu) in of_family.chain(of_all) {
+        let rows = of_split(Split::LeaveDeviceOut, &|o| {
+            pick(o) && o.tpu() == tpu && family.is_none_or(|family| family == o.family)
+        });
+        let ends = left_out.and_then(|left_out| unseen(observations, left_out, tpu, family, &pick));
+        if let (Some(ends), true) = (ends, rows.len() >= FEWEST_RESIDUALS) {
+            let all = if tpu { "all TPU" } else { "all GPU" };
+            out.push(made(family.unwrap_or(all), UNSEEN, &rows, ends));
+        }
+    }
+    out.sort_by(|a, b| (&a.family, &a.device).cmp(&(&b.family, &b.device)));
+    out
 }
 
 /// Residuals with the calibration in use, without fitting.

@@ -9,7 +9,7 @@ use super::{Outcome, split_overrides};
 use crate::config::suggestion;
 use crate::hardware;
 use crate::report::explain;
-use crate::study::run::check_formats;
+use crate::study::run::{check_formats, interval};
 use crate::study::schedules::schedules;
 use crate::workload;
 
@@ -65,5 +65,17 @@ pub(super) fn execute(out: &mut impl Write, args: &ExplainArgs) -> anyhow::Resul
         );
     };
     out.write_all(explain::render(&found.kernel, &found.time, &chip)?.as_bytes())?;
+    let calibration = hardware::shipped_calibration();
+    let time_us = found.time.total_us;
+    match interval(&found.kernel, &workload.layer, &chip, time_us, calibration) {
+        Some(interval) => writeln!(
+            out,
+            "   80 % interval {:.1} to {:.1} us, from {}",
+            interval.low_us,
+            interval.high_us,
+            interval.evidence.words()
+        )?,
+        None => writeln!(out, "   no interval: nothing comparable was measured")?,
+    }
     Ok(Outcome::Done)
 }

@@ -153,8 +153,8 @@ fn text(out: &mut impl Write, table: &Table, known: &Known<'_>, unknown: &Unknow
             Cell::from(&row.dtype),
             Cell::optional(row.latency_us, 2),
             Cell::number(prediction.predicted_us, 2),
-            Cell::optional(prediction.interval_us.map(|(low, _)| low), 2),
-            Cell::optional(prediction.interval_us.map(|(_, high)| high), 2),
+            Cell::optional(prediction.interval.map(|interval| interval.low_us), 2),
+            Cell::optional(prediction.interval.map(|interval| interval.high_us), 2),
             Cell::optional(error, 1),
             Cell::from(prediction.bound),
         ]);
@@ -193,11 +193,11 @@ fn csv(out: &mut impl Write, table: &Table, known: &Known<'_>, unknown: &Unknown
             [
                 prediction.predicted_us.to_string(),
                 prediction
-                    .interval_us
-                    .map_or_else(String::new, |(low, _)| low.to_string()),
+                    .interval
+                    .map_or_else(String::new, |interval| interval.low_us.to_string()),
                 prediction
-                    .interval_us
-                    .map_or_else(String::new, |(_, high)| high.to_string()),
+                    .interval
+                    .map_or_else(String::new, |interval| interval.high_us.to_string()),
                 prediction.bound.to_string(),
                 String::new(),
             ],
@@ -230,11 +230,11 @@ fn json(out: &mut impl Write, table: &Table, known: &Known<'_>, unknown: &Unknow
             object.insert("predicted_us".to_owned(), json!(prediction.predicted_us));
             object.insert(
                 "low_us".to_owned(),
-                json!(prediction.interval_us.map(|(low, _)| low)),
+                json!(prediction.interval.map(|interval| interval.low_us)),
             );
             object.insert(
                 "high_us".to_owned(),
-                json!(prediction.interval_us.map(|(_, high)| high)),
+                json!(prediction.interval.map(|interval| interval.high_us)),
             );
             object.insert("bound".to_owned(), json!(prediction.bound));
             let launches: Vec<Value> = prediction

@@ -122,20 +122,31 @@ pub struct Fitted {
     pub warning: String,
 }
 
-/// Out-of-fold residuals of a family on a device: the ratio of measured to predicted time.
+/// Out-of-fold residuals of a family on a device: the ratio of measured to predicted time, between the ends of an 80 % interval.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Residuals {
     /// Family of kernels; `all TPU` and `all GPU` for every family of an architecture.
     pub family: String,
-    /// Device; `unseen` for a device that gave no row, from leaving each device out in turn.
+    /// Device; [`UNSEEN`] for a device that gave no row, from leaving each device out in turn.
     pub device: String,
     /// Rows.
     pub rows: usize,
-    /// Ratio below which a tenth of the rows lie.
+    /// Ratio below which a tenth of the rows lie; for a device without rows, of the rows of a device that could be any of those measured.
     pub low: f64,
     /// Ratio above which a tenth of the rows lie.
     pub high: f64,
+    /// Shortest measured time, in microseconds.
+    pub shortest_us: f64,
+    /// Longest measured time, in microseconds.
+    pub longest_us: f64,
+}
+
+impl Residuals {
+    /// Whether a time is about as long as those measured.
+    fn reaches(&self, us: f64) -> bool {
+        (self.shortest_us / OTHER_SIZE..=self.longest_us * OTHER_SIZE).contains(&us)
+    }
 }
 
 /// What a fit found out.
@@ -364,25 +375,91 @@ impl Calibration {
         coefficients.chain(chips)
     }
 
-    /// The 80 % interval of a predicted time as factors of it, and whether it had to be taken from other devices or families.
-    ///
-    /// The residuals of the same family on the same device; else those of the family on devices left out, else those of all families.
+    /// The 80 % interval of a predicted time, and the rows that make it: residuals of the same family on the same device; else of the family on devices that
+    /// were left out; else of all families on devices that were left out. A time far outside those of the rows of its device gets the wider of both.
     #[must_use]
-    pub fn interval(&self, family: &str, chip: &Chip) -> Option<(f64, f64, bool)> {
-        let device = chip.name.as_str();
-        let all = match chip.architecture {
-            Architecture::Tpu => "all TPU",
-            Architecture::Gpu => "all GPU",
-        };
+    pub fn interval(&self, family: &str, chip: &Chip, predicted_us: f64) -> Option<Interval> {
         let find = |family: &str, device: &str| {
             self.residuals
                 .iter()
                 .find(|r| r.family == family && r.device == device)
-                .map(|r| (r.low, r.high))
         };
-        find(family, device)
-            .map(|(low, high)| (low, high, false))
-            .or_else(|| find(family, "unseen").map(|(low, high)| (low, high, true)))
-            .or_else(|| find(all, "unseen").map(|(low, high)| (low, high, true)))
+        let all = match chip.architecture {
+            Architecture::Tpu => "all TPU",
+            Architecture::Gpu => "all GPU",
+        };
+        let unseen = find(family, UNSEEN)
+            .map(|r| (r, Evidence::OtherChips))
+            .or_else(|| find(all, UNSEEN).map(|r| (r, Evidence::OtherKernels)));
+        let own = find(family, &chip.name).map(|r| (r, Evidence::SameChip));
+        let interval = |low: f64, high: f64, evidence| Interval {
+            low_us: low * predicted_us,
+            high_us: high * predicted_us,
+            evidence,
+        };
+        match (own, unseen) {
+            (Some((own, _)), Some((wide, _))) if !own.reaches(predicted_us) => Some(interval(
+                own.low.min(wide.low),
+                own.high.max(wide.high),
+                Evidence::OtherSizes,
+            )),
+            (Some((own, evidence)), _) => Some(interval(own.low, own.high, evidence)),
+            (None, Some((wide, evidence))) => Some(interval(wide.low, wide.high, evidence)),
+            (None, None) => None,
+        }
+    }
+}
+
+/// Device of residuals that hold for a chip without rows.
+pub const UNSEEN: &str = "unseen";
+/// How many times shorter or longer than every row of its device a time may be before it counts as another size.
+const OTHER_SIZE: f64 = 4.0;
+
+/// An 80 % interval and what it rests on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Interval {
+    /// Lower end, in microseconds.
+    pub low_us: f64,
+    /// Upper end, in microseconds.
+    pub high_us: f64,
+    /// The rows that make it.
+    pub evidence: Evidence,
+}
+
+/// Rows that an interval is made of: errors on what the fit had not seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Evidence {
+    /// The same family of kernels on this chip, at other shapes.
+    SameChip,
+    /// As above, but much shorter or longer than any of them.
+    OtherSizes,
+    /// The same family on other chips, each left out.
+    OtherChips,
+    /// Other families on chips that were left out: nothing comparable was measured.
+    OtherKernels,
+}
+
+impl Evidence {
+    /// The word of data files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Evidence::SameChip => "same_chip",
+            Evidence::OtherSizes => "other_sizes",
+            Evidence::OtherChips => "other_chips",
+            Evidence::OtherKernels => "other_kernels",
+        }
+    }
+
+    /// The words of tables.
+    #[must_use]
+    pub const fn words(self) -> &'static str {
+        match self {
+            Evidence::SameChip => "such kernels measured on this chip",
+            Evidence::OtherSizes => "such kernels of other sizes measured on this chip",
+            Evidence::OtherChips => "such kernels measured on other chips",
+            Evidence::OtherKernels => "other kernels measured on other chips",
+        }
     }
 }

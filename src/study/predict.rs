@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::calls;
 use crate::config::{ConfigError, suggestion};
-use crate::hardware::{self, Architecture, Calibration, Chip};
+use crate::hardware::{self, Architecture, Calibration, Chip, Interval};
 use crate::kernels::library::{CaseError, Formats, Launch, Params};
 use crate::measurements::{Row, Table};
 use crate::report::result::Bound;
@@ -19,7 +19,7 @@ pub struct Prediction {
     /// All launches of the call, in microseconds; with the host's share where the case says that it was timed by the wall clock.
     pub predicted_us: f64,
     /// The 80 % interval of it, where residuals of comparable cases exist.
-    pub interval_us: Option<(f64, f64)>,
+    pub interval: Option<Interval>,
     /// What binds most of that time.
     pub bound: Bound,
     /// What a roofline of the same launches says: matrix work at the peak or transfers at the published bandwidth, whichever takes longer, in microseconds.
@@ -135,11 +135,9 @@ pub fn predict(
         .par_iter()
         .map(|row| match chips.get(&(row.device.clone(), row.cores)) {
             Some(Ok(chip)) => case(row, chip).map(|prediction| {
-                let interval = calibration.interval(&prediction.family, chip);
+                let interval = calibration.interval(&prediction.family, chip, prediction.predicted_us);
                 Prediction {
-                    interval_us: interval.map(|(low, high, _)| {
-                        (low * prediction.predicted_us, high * prediction.predicted_us)
-                    }),
+                    interval,
                     ..prediction
                 }
             }),
@@ -215,7 +213,7 @@ fn time(row: &Row, chip: &Chip) -> Result<Prediction, CaseError> {
     match bound {
         Some((&bound, _)) if predicted_us.is_finite() && predicted_us > 0.0 => Ok(Prediction {
             predicted_us,
-            interval_us: None,
+            interval: None,
             bound,
             roofline_us: roofline_us(launches, chip),
             family: family(&row.op, chip.architecture),

@@ -1,12 +1,12 @@
 //! `run`: one workload, all its plans, on several chips.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::predict;
 use crate::config::{ConfigError, Document};
 use crate::dtype::Dtype;
 use crate::graph::{BuildError, Stage};
-use crate::hardware::{self, Architecture, Calibration, Chip, Kind};
+use crate::hardware::{self, Architecture, Calibration, Chip, Evidence, Interval, Kind};
 use crate::kernels::{Kernel, Plan, lower};
 use crate::layer::{Layer, Pass};
 use crate::mechanisms::{self, LayerGraph};
@@ -102,7 +102,7 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
                 &mut warnings,
             )?);
         }
-        chips.push(chip_result(chip, &workload.layer, plans));
+        chips.push(chip_result(chip, plans));
     }
     let published = compare(workload, &chips);
     if let (Some(published), None) = (&workload.published, &published) {
@@ -249,10 +249,11 @@ fn time_plan(
                 .find(|row| row.plan == plan.name && row.stage == kernel.label)
                 .map(|row| row.time_us)
         });
-        let interval = intervals.interval(&family(kernel, &workload.layer, chip), chip);
+        let interval = interval(kernel, &workload.layer, chip, time.total_us, intervals);
         stages.push(StageResult {
-            low_us: interval.map(|(low, _, _)| low * time.total_us),
-            high_us: interval.map(|(_, high, _)| high * time.total_us),
+            low_us: interval.map(|interval| interval.low_us),
+            high_us: interval.map(|interval| interval.high_us),
+            interval_from: interval.map(|interval| interval.evidence),
             ..stage_result(kernel, &time, published_us)
         });
     }
@@ -275,6 +276,18 @@ fn time_plan(
         published_us,
         stages,
     })
+}
+
+/// The 80 % interval of the time of a launch of a layer.
+#[must_use]
+pub fn interval(
+    kernel: &Kernel,
+    layer: &Layer,
+    chip: &Chip,
+    time_us: f64,
+    calibration: &Calibration,
+) -> Option<Interval> {
+    calibration.interval(&family(kernel, layer, chip), chip, time_us)
 }
 
 /// Family of measured kernels that a launch of a layer is closest to: its residuals make the interval.
@@ -353,6 +366,7 @@ fn stage_result(kernel: &Kernel, time: &KernelTime, published_us: Option<f64>) -
         time_us: time.total_us,
         low_us: None,
         high_us: None,
+        interval_from: None,
         bound: time.bound,
         next_bound: time.next_bound,
         mxu_us: time.mxu_us,
@@ -404,7 +418,7 @@ fn warning(remark: &Remark, chip: &Chip, plan: &Plan, kernel: &Kernel) -> String
     }
 }
 
-fn chip_result(chip: &Chip, layer: &Layer, plans: Vec<PlanResult>) -> ChipResult {
+fn chip_result(chip: &Chip, plans: Vec<PlanResult>) -> ChipResult {
     let mut matrix: Vec<Roof> = chip
         .matrix_unit
         .rows_per_cycle
@@ -449,13 +463,13 @@ fn chip_result(chip: &Chip, layer: &Layer, plans: Vec<PlanResult>) -> ChipResult
                 per_second: chip.transcendentals_per_second().get(),
             },
         },
+        coverage: coverage(chip, &plans),
         plans,
-        coverage: coverage(chip, layer),
     }
 }
 
 /// What the times rest on.
-fn coverage(chip: &Chip, layer: &Layer) -> String {
+fn coverage(chip: &Chip, plans: &[PlanResult]) -> String {
     let blocks = [
         ("clock", chip.clock.provenance.kind),
         ("matrix unit", chip.matrix_unit.provenance.kind),
@@ -474,23 +488,24 @@ fn coverage(chip: &Chip, layer: &Layer) -> String {
             .collect();
         names.join(", ")
     };
-    let calibration = hardware::shipped_calibration();
-    let core = if layer.pass == Pass::Decode {
-        "gdn_decode"
-    } else {
-        "gdn_chunk"
-    };
-    let residuals = match calibration.interval(&predict::family(core, chip.architecture), chip) {
-        None => "no interval, nothing comparable was measured",
-        Some((_, _, true)) => {
-            "intervals of other kernels or devices, left out in turn: nothing comparable was measured on this chip"
+    let mut parts = vec![format!(
+        "coefficients fitted to {} measured rows",
+        hardware::shipped_calibration().rows
+    )];
+    let mut by_evidence: BTreeMap<Option<Evidence>, Vec<&str>> = BTreeMap::new();
+    for stage in plans.iter().flat_map(|plan| &plan.stages) {
+        let of = by_evidence.entry(stage.interval_from).or_default();
+        if !of.contains(&stage.stage.as_str()) {
+            of.push(&stage.stage);
         }
-        Some((_, _, false)) => "intervals of the same kernels on this chip, out of fold",
-    };
-    let mut parts = vec![
-        format!("coefficients fitted to {} measured rows", calibration.rows),
-        residuals.to_owned(),
-    ];
+    }
+    parts.extend(by_evidence.iter().map(|(evidence, stages)| match evidence {
+        Some(evidence) => format!("interval of {} from {}", stages.join(", "), evidence.words()),
+        None => format!(
+            "no interval of {}, nothing comparable was measured",
+            stages.join(", ")
+        ),
+    }));
     for (kind, word) in [
         (Kind::Fitted, "fitted"),
         (Kind::Measured, "measured"),
