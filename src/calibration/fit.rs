@@ -131,11 +131,13 @@ fn describe(parameter: &Parameter, observations: &[Observation]) -> Free {
             }
         }
         Parameter::Chip(name, quantity) => {
-            let (low, high) = quantity.range();
-            let prior = observations
+            let chip = observations
                 .iter()
                 .find(|o| o.row.device == *name)
-                .map_or(low, |o| quantity.of(&o.chip));
+                .map(|o| &o.chip);
+            let (low, high) =
+                quantity.range(chip.map_or(crate::hardware::Architecture::Tpu, |chip| chip.architecture));
+            let prior = chip.map_or(low, |chip| quantity.of(chip));
             let (scale, looseness) = match quantity {
                 ChipQuantity::LaunchUs => (1.0, 2.0),
                 ChipQuantity::HbmAchievable | ChipQuantity::SustainedClock => (1.0, SHARE_LOOSENESS),
