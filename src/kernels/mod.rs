@@ -156,6 +156,8 @@ pub struct Implementation {
     /// Columns of the tiles in which a program of a GPU moves its tensors, where those are narrower than the rows in device memory: every row of a
     /// tile is a run of its own.
     pub tile_columns: Option<u64>,
+    /// Bytes that the last-level cache of a GPU serves or takes, beside those that cross HBM.
+    pub cache_bytes: f64,
     /// Loads of a program of a GPU that wait for device memory one after the other because nothing fetches them ahead.
     pub exposed_loads: u64,
 }

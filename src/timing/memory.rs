@@ -24,7 +24,8 @@ pub fn bytes_per_cycle(chip: &Chip, cores_used: u64) -> f64 {
 /// What the transfers of a kernel cost device memory, in bytes of a long stream: read and written.
 ///
 /// On a GPU a tile that is narrower than the rows of its tensor comes in runs, each of which costs more than its bytes; and writes alone do not
-/// reach the rate of streams that read as well, so that what a kernel moves takes at least as long as its writes.
+/// reach the rate of streams that read as well, so that what a kernel moves takes at least as long as its writes. What the last-level cache serves takes
+/// its turn at its own rate.
 #[must_use]
 pub fn streamed_bytes(kernel: &Kernel, chip: &Chip) -> [f64; 2] {
     if chip.architecture == Architecture::Tpu {
@@ -41,7 +42,12 @@ pub fn streamed_bytes(kernel: &Kernel, chip: &Chip) -> [f64; 2] {
         };
         transfers.iter().map(cost).sum::<f64>()
     };
-    let (read, written) = (streamed(&kernel.reads), streamed(&kernel.writes));
+    let cache = chip.coefficient(Coefficient::GpuCacheRate)
+        * f64::from(chip.cores_per_device)
+        * chip.clock().get();
+    let cached =
+        kernel.implementation.cache_bytes * chip.achievable_hbm_bandwidth_per_device().get() / cache;
+    let (read, written) = (streamed(&kernel.reads) + cached, streamed(&kernel.writes));
     let slowdown = chip.hbm.achievable / chip.coefficient(Coefficient::GpuWriteShare);
     [read, written.max(written * slowdown - read)]
 }

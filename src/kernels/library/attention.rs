@@ -2,7 +2,7 @@
 
 use super::body::{Body, Cost, Product, copy};
 use super::case::{Case, CaseError, size};
-use super::gated_linear_unit::spilled;
+use super::gated_linear_unit::{cached, spilled};
 use super::matmul::{SLICE_ROWS, Shape, Traffic, kernel};
 use super::{Family, Launch, once};
 use crate::coefficients::Coefficient;
@@ -520,10 +520,12 @@ fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     };
     let share = spilled(case, alive) / alive;
     let kept = |bytes: f64| share * bytes;
+    let in_cache = |bytes: f64| cached(case, bytes, share * bytes);
     let (logits, weights) = (
         kept(4.0 * scores),
         kept(if case.tpu() { 2.0 } else { 4.0 } * scores),
     );
+    let [scores_in_cache, accumulator_in_cache] = [4.0 * scores, accumulator].map(in_cache);
     let element = case.bytes();
     let tokens = |tokens: u64, heads: u64, d: u64| {
         size(&[
@@ -562,8 +564,10 @@ fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
             logits,
         ),
     )?
+    .cached(scores_in_cache)
     .read("bias and mask", bias_bytes(a) * scores, dtype);
     let softmax = Body::streaming("softmax", "softmax of a chunk")
+        .cached(2.0 * scores_in_cache)
         .row_reduction("statistics", &flat, statistics, flat[0], 1)
         .vector("exponentials", &flat, exponentials, 1)
         .read("logits", logits, Dtype::F32)
@@ -586,6 +590,7 @@ fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
         Cost::alu(case.coefficient(Coefficient::FlashRescaleOps)),
         1,
     )
+    .cached(scores_in_cache + 2.0 * accumulator_in_cache)
     .read("accumulator", accumulator, Dtype::F32);
     [first, softmax, second]
         .into_iter()

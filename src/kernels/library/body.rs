@@ -257,6 +257,12 @@ impl Body {
         self
     }
 
+    /// Bytes that the last-level cache of a GPU serves or takes.
+    pub(super) fn cached(mut self, bytes: f64) -> Self {
+        self.implementation.cache_bytes += bytes.max(0.0);
+        self
+    }
+
     /// The kernel.
     ///
     /// # Errors
