@@ -158,8 +158,8 @@ pub struct Implementation {
     pub tile_columns: Option<u64>,
     /// Bytes that the last-level cache of a GPU serves or takes, beside those that cross HBM.
     pub cache_bytes: f64,
-    /// Loads of a program of a GPU that wait for device memory one after the other because nothing fetches them ahead.
-    pub exposed_loads: u64,
+    /// Loads of a step of a GPU kernel that wait for device memory one after the other because nothing fetches them ahead; a share where only some steps do.
+    pub exposed_loads: f64,
 }
 
 /// One launch.

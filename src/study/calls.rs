@@ -405,9 +405,9 @@ fn in_tiles(mut kernel: Kernel, sizes: Sizes, granularity: Granularity, activati
     }
     if kernel.label == Stage::StateScan.name() {
         kernel.implementation.exposed_loads = match granularity {
-            Granularity::None => 0,
-            Granularity::Scalar => 1,
-            Granularity::Tiles(_) | Granularity::Channel => sizes.key_dim.div_ceil(FLA_TILE),
+            Granularity::None => 0.0,
+            Granularity::Scalar => 1.0,
+            Granularity::Tiles(_) | Granularity::Channel => sizes.key_dim.div_ceil(FLA_TILE) as f64,
         };
     }
     kernel

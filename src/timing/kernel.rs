@@ -169,7 +169,7 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
     let [read, write] = memory::streamed_bytes(kernel, chip);
     let exposed = match chip.architecture {
         Architecture::Tpu => 0.0,
-        Architecture::Gpu => implementation.exposed_loads as f64 * dma_latency,
+        Architecture::Gpu => implementation.exposed_loads * dma_latency,
     };
     let mut step = pipeline::Step {
         compute: program.makespan / issue + grid_step + implementation.program_cycles + exposed,

@@ -107,6 +107,16 @@ impl Body {
         self
     }
 
+    /// Where `pipelined`, the last operation works on what the step before has left: of a software pipeline, it waits for nothing in its own step.
+    pub(super) fn from_step_before(mut self, pipelined: bool) -> Self {
+        if let Some(op) = self.ops.last_mut()
+            && pipelined
+        {
+            op.after.clear();
+        }
+        self
+    }
+
     /// As many independent units interleave in a program as fit on chip.
     pub(super) fn units_that_fit(mut self) -> Self {
         self.units = None;
