@@ -24,8 +24,8 @@ pub fn bytes_per_cycle(chip: &Chip, cores_used: u64) -> f64 {
 /// What the transfers of a kernel cost device memory, in bytes of a long stream: read and written.
 ///
 /// On a GPU a tile that is narrower than the rows of its tensor comes in runs, each of which costs more than its bytes; and writes alone do not
-/// reach the rate of streams that read as well, so that what a kernel moves takes at least as long as its writes. What the last-level cache serves takes
-/// its turn at its own rate.
+/// reach the rate of streams that read as well, so that what a kernel moves takes at least as long as its writes. Nor is a kernel faster than
+/// all it moves passes the last-level cache.
 #[must_use]
 pub fn streamed_bytes(kernel: &Kernel, chip: &Chip) -> [f64; 2] {
     if chip.architecture == Architecture::Tpu {
@@ -45,9 +45,14 @@ pub fn streamed_bytes(kernel: &Kernel, chip: &Chip) -> [f64; 2] {
     let cache = chip.coefficient(Coefficient::GpuCacheRate)
         * f64::from(chip.cores_per_device)
         * chip.clock().get();
-    let cached =
-        kernel.implementation.cache_bytes * chip.achievable_hbm_bandwidth_per_device().get() / cache;
-    let (read, written) = (streamed(&kernel.reads) + cached, streamed(&kernel.writes));
+    let (read, written) = (streamed(&kernel.reads), streamed(&kernel.writes));
     let slowdown = chip.hbm.achievable / chip.coefficient(Coefficient::GpuWriteShare);
-    [read, written.max(written * slowdown - read)]
+    let written = written.max(written * slowdown - read);
+    if kernel.implementation.cache_bytes <= 0.0 {
+        return [read, written];
+    }
+    // Whatever comes from device memory passes the cache as well.
+    let passed = kernel.implementation.cache_bytes + kernel.hbm_bytes() as f64;
+    let at_cache_rate = passed * chip.achievable_hbm_bandwidth_per_device().get() / cache;
+    [read.max(at_cache_rate - written), written]
 }

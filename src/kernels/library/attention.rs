@@ -618,27 +618,50 @@ fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
         .vector("exponentials", &flat, exponentials, 1)
         .read("logits", logits, Dtype::F32)
         .write("weights", weights, dtype);
+    let output_shape = Shape {
+        batch,
+        m: queries,
+        k: keys,
+        n: a.value_dim,
+    };
+    let values = tokens(keys, a.key_heads, a.value_dim)?;
     let second = kernel(
         case,
         "output",
         "p v of a chunk",
-        Shape {
-            batch,
-            m: queries,
-            k: keys,
-            n: a.value_dim,
-        },
-        traffic(weights, tokens(keys, a.key_heads, a.value_dim)?, accumulator),
+        output_shape,
+        traffic(weights, values, accumulator),
     )?
-    .vector(
-        "rescale",
-        &[batch * queries, a.value_dim],
-        Cost::alu(case.coefficient(Coefficient::FlashRescaleOps)),
-        1,
-    )
-    .cached(scores_in_cache + 2.0 * accumulator_in_cache)
-    .read("accumulator", accumulator, Dtype::F32);
-    [first, softmax, second]
+    .cached(scores_in_cache + accumulator_in_cache);
+    let rescaled = [batch * queries, a.value_dim];
+    let rescale = Cost::alu(case.coefficient(Coefficient::FlashRescaleOps));
+    let mut bodies = vec![first, softmax];
+    if case.tpu() {
+        bodies.push(
+            second
+                .vector("rescale", &rescaled, rescale, 1)
+                .read("accumulator", accumulator, Dtype::F32),
+        );
+    } else {
+        // A library call on a GPU takes no slice of keys and values, and adds to no accumulator that has to be rescaled.
+        let slice = |title: &str, bytes: f64| {
+            Body::streaming("copy", title)
+                .read("source", bytes, dtype)
+                .write("copy", bytes, dtype)
+        };
+        bodies.push(slice("keys of a chunk", tokens(keys, a.key_heads, a.key_dim)?));
+        bodies.push(slice("values of a chunk", values));
+        bodies.push(second);
+        bodies.push(
+            Body::streaming("accumulate", "sums of the chunks before, rescaled")
+                .vector("rescale", &rescaled, rescale, 1)
+                .read("output of the chunk", accumulator, Dtype::F32)
+                .read("accumulator", accumulator, Dtype::F32)
+                .write("accumulator", accumulator, Dtype::F32)
+                .cached(3.0 * accumulator_in_cache),
+        );
+    }
+    bodies
         .into_iter()
         .map(|body| {
             Ok(Launch {
