@@ -74,7 +74,11 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
 /// The nodes that a launch executes. Of a stage that another launch computes again where it is used, a launch keeps what others than that one need, and of a
 /// stage that it computes again itself what its own need.
 fn members(graph: &Graph, plan: &Plan, group: &Group) -> BTreeSet<NodeId> {
-    let nodes = || graph.nodes().filter(|(_, node)| !matches!(node.op, Op::Input { .. }));
+    let nodes = || {
+        graph
+            .nodes()
+            .filter(|(_, node)| !matches!(node.op, Op::Input { .. }))
+    };
     let own = |group: &Group, stage: Stage| group.holds(stage) && group.also != Some(stage);
     let mut members: BTreeSet<NodeId> = nodes()
         .filter(|(_, node)| own(group, node.stage))

@@ -455,12 +455,10 @@ fn around(case: &Case<'_>, sizes: Sizes, by_channel: bool) -> Result<Vec<Launch>
     let rows = sizes.batch as f64 * sizes.tokens as f64 * sizes.key_heads as f64;
     let keys = rows * sizes.key_dim as f64 * case.bytes() as f64;
     let matrix = sizes.batch as f64 * (sizes.tokens * sizes.value_heads * sizes.chunk) as f64;
-    let mut launches = vec![
-        Launch {
-            kernel: library::stream("l2norm", "unit length", [keys, keys], case.formats.a)?,
-            times: 2,
-        },
-    ];
+    let mut launches = vec![Launch {
+        kernel: library::stream("l2norm", "unit length", [keys, keys], case.formats.a)?,
+        times: 2,
+    }];
     let fill = |dtype: Dtype| {
         let bytes = matrix * dtype.bytes() as f64;
         library::stream("fill", "chunk matrix to zero", [0.0, bytes], dtype).map(Launch::from)
@@ -529,7 +527,15 @@ fn decode(case: &Case<'_>, mechanism: &'static Mechanism) -> Result<Vec<Launch>,
         columns: None,
     });
     launches.push(kernel.into());
-    launches.push(library::stream("sum", "output over the key tiles", [parts * sums, sums], Dtype::F32)?.into());
+    launches.push(
+        library::stream(
+            "sum",
+            "output over the key tiles",
+            [parts * sums, sums],
+            Dtype::F32,
+        )?
+        .into(),
+    );
     launches.push(library::stream("round", "output", [sums, output], case.formats.a)?.into());
     Ok(launches)
 }

@@ -42,9 +42,8 @@ pub fn streamed_bytes(kernel: &Kernel, chip: &Chip) -> [f64; 2] {
         };
         transfers.iter().map(cost).sum::<f64>()
     };
-    let cache = chip.coefficient(Coefficient::GpuCacheRate)
-        * f64::from(chip.cores_per_device)
-        * chip.clock().get();
+    let cache =
+        chip.coefficient(Coefficient::GpuCacheRate) * f64::from(chip.cores_per_device) * chip.clock().get();
     let (read, written) = (streamed(&kernel.reads), streamed(&kernel.writes));
     let slowdown = chip.hbm.achievable / chip.coefficient(Coefficient::GpuWriteShare);
     let written = written.max(written * slowdown - read);

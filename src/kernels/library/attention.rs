@@ -338,14 +338,17 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
         return Err(CaseError::Unsupported(format!("`{}` runs on GPUs only", case.op)));
     }
     let backward = case.op == "sdpa_causal_bwd";
-    let asynchronous = case.op != "flash_attention_triton"
-        && case.chip.on_chip.capacity.get() >= ASYNCHRONOUS_FROM_BYTES;
+    let asynchronous =
+        case.op != "flash_attention_triton" && case.chip.on_chip.capacity.get() >= ASYNCHRONOUS_FROM_BYTES;
     let (rows, columns) = match case.op {
         // Blocks of the library are not known; these are usual for 64 to 256 channels.
         "attention_cudnn" | "sdpa_causal" => (128, 128),
         "sdpa_causal_bwd" => (128, 64),
         // Its rows are those of a group of warps.
-        "flash_attention" => (size(&[GPU_GROUPS, case.size("block_q")?])?, case.size("block_kv")?),
+        "flash_attention" => (
+            size(&[GPU_GROUPS, case.size("block_q")?])?,
+            case.size("block_kv")?,
+        ),
         _ => (case.size("block_q")?, case.any(&["block_kv", "block_k"])?),
     };
     let (rows, columns) = (rows.min(a.queries), columns.min(a.keys));
@@ -378,11 +381,10 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
         pairs.visited.div_ceil(pairs.query_blocks.max(1)),
     )
     .units(units)
-
     .product("q k^T", product(a.key_dim, columns), instances)
     // Rows lie within four threads, so that reductions take next to no movement between lanes.
     .vector("maximum", &[half, columns], Cost::alu(1.0 + extra), instances)
-    .from_step_before(asynchronous)
+    .of_step_before(asynchronous)
     .vector(
         "exponentials",
         &[half, columns],
@@ -390,7 +392,7 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
         instances,
     )
     .product("p v", product(columns, a.value_dim), instances)
-    .from_step_before(asynchronous)
+    .of_step_before(asynchronous)
     .vector("rescale", &[half, a.value_dim], Cost::alu(1.0), instances)
     // Key blocks that neighbouring programs share come from the level-2 cache.
     .read("queries", q, dtype)
@@ -637,11 +639,11 @@ fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     let rescale = Cost::alu(case.coefficient(Coefficient::FlashRescaleOps));
     let mut bodies = vec![first, softmax];
     if case.tpu() {
-        bodies.push(
-            second
-                .vector("rescale", &rescaled, rescale, 1)
-                .read("accumulator", accumulator, Dtype::F32),
-        );
+        bodies.push(second.vector("rescale", &rescaled, rescale, 1).read(
+            "accumulator",
+            accumulator,
+            Dtype::F32,
+        ));
     } else {
         // A library call on a GPU takes no slice of keys and values, and adds to no accumulator that has to be rescaled.
         let slice = |title: &str, bytes: f64| {

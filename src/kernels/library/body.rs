@@ -108,7 +108,7 @@ impl Body {
     }
 
     /// Where `pipelined`, the last operation works on what the step before has left: of a software pipeline, it waits for nothing in its own step.
-    pub(super) fn from_step_before(mut self, pipelined: bool) -> Self {
+    pub(super) fn of_step_before(mut self, pipelined: bool) -> Self {
         if let Some(op) = self.ops.last_mut()
             && pipelined
         {

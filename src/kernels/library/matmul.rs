@@ -73,9 +73,12 @@ pub(super) fn kernel(
     if !case.tpu() {
         let cores = u64::from(case.chip.cores_per_device);
         // Per unit of depth: products at the peak, panels through the port of the multiprocessor.
-        let flops = case.chip.matrix_flops_per_second(dtype).map_or(f64::INFINITY, |peak| {
-            peak.get() / cores as f64 / case.chip.clock().get()
-        });
+        let flops = case
+            .chip
+            .matrix_flops_per_second(dtype)
+            .map_or(f64::INFINITY, |peak| {
+                peak.get() / cores as f64 / case.chip.clock().get()
+            });
         let waves = |[rows, columns]: [u64; 2]| {
             let tiles = batch * m.div_ceil(rows) * n.div_ceil(columns);
             let products = 2.0 * (rows * columns) as f64 * f64::from(passes) / flops;

@@ -234,8 +234,7 @@ fn on_gpu(case: &Case<'_>, shape: Grouped) -> Result<Vec<Launch>, CaseError> {
         passes: case.passes(),
     };
     let used_groups = groups.min(m);
-    let moved = (m * k * a.bytes()) as f64
-        + (used_groups * k * n * b.bytes()) as f64;
+    let moved = (m * k * a.bytes()) as f64 + (used_groups * k * n * b.bytes()) as f64;
     // Every program fetches its panels of rows and weights; the cache serves what another has fetched.
     let panels = size(&[programs, k, tile.m * a.bytes() + tile.n * b.bytes()])? as f64;
     let mut body = Body::new(case.op, "grouped product", programs, 1)
@@ -254,9 +253,8 @@ fn on_gpu(case: &Case<'_>, shape: Grouped) -> Result<Vec<Launch>, CaseError> {
             all - programs.min(all),
             1,
         );
-        empty.implementation.program_cycles = case.coefficient(Coefficient::EmptyProgram)
-            * (tile.m * tile.n) as f64
-            / ELEMENTS_ISSUED;
+        empty.implementation.program_cycles =
+            case.coefficient(Coefficient::EmptyProgram) * (tile.m * tile.n) as f64 / ELEMENTS_ISSUED;
         let mut empty = empty.finish()?;
         // They are part of the same launch; what stands here is their time on the multiprocessors.
         empty.title.push_str(", same launch");
