@@ -98,7 +98,7 @@ coefficients! {
         "From the issue of a load of a GPU to its first byte. Starting value: 0.37 us per load that nothing fetches ahead in measured state scans, some 700 cycles.";
     GpuRunBytes = "gpu_run_bytes", "bytes per contiguous run", Gpu, 16.0 in 0.0..=64.0,
         "What a run of contiguous bytes in device memory costs a GPU beyond its bytes, where a kernel moves tiles that are narrower than the rows: activates and sectors that neighbours share. Starting value: measured decode steps move runs of 32 bytes at 0.70 and of 128 bytes at 0.90 of the rate of long streams.";
-    GpuCacheRate = "gpu_cache_rate", "bytes per cycle and multiprocessor", Gpu, 40.0 in 16.0..=64.0,
+    GpuCacheRate = "gpu_cache_rate", "bytes per cycle and multiprocessor", Gpu, 44.0 in 16.0..=64.0,
         "What a multiprocessor draws from the last-level cache while all of them do. Starting value: grouped products of H100 in tiles of 128 by 64 draw 44 to 51; 64 is the width of the port.";
     GpuWriteShare = "gpu_write_share", "share of the published bandwidth", Gpu, 0.71 in 0.5..=1.0,
         "Rate of a GPU that only writes, over its bandwidth; streams that read as well are not held back. Starting value: measured fills of H200, 3.4 of 4.8 TB/s.";

@@ -14,10 +14,9 @@ use crate::study::predict;
 /// Rows of a family on a device beyond which more rows add no weight: a sweep of thousands must not decide what all kernels share.
 const FULL_WEIGHT_ROWS: f64 = 60.0;
 /// Families that are scored but not fitted: what their implementations launch is not known well enough for their times to say anything about a chip.
-const NOT_FITTED: [&str; 5] = [
+const NOT_FITTED: [&str; 4] = [
     "grouped product, dense",
     "grouped product, dense, GPU",
-    "grouped product, GPU",
     "recurrent loop",
     "recurrent loop, GPU",
 ];

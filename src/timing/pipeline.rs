@@ -52,8 +52,8 @@ pub struct Pipeline {
     pub total: f64,
 }
 
-/// Programs simulated before the pattern is taken to repeat: it settles within two rounds of the buffers.
-const HEAD: usize = 2 * MOST_BUFFERS;
+/// Rounds of the buffers that are simulated before the pattern is taken to repeat.
+const ROUNDS: usize = 4;
 
 /// Runs the pipeline.
 ///
@@ -61,7 +61,9 @@ const HEAD: usize = 2 * MOST_BUFFERS;
 /// latency of a transfer overlaps the stream before it.
 #[must_use]
 pub fn run(step: Step, programs: u64) -> Pipeline {
-    let count = usize::try_from(programs).unwrap_or(usize::MAX).min(HEAD);
+    let buffers = step.buffers.clamp(2, MOST_BUFFERS);
+    let settled = ROUNDS * buffers;
+    let count = usize::try_from(programs).unwrap_or(usize::MAX).min(settled);
     let mut head = vec![StepTimes::default(); count];
     let mut memory_free = 0.0_f64;
     let mut stream = |ready: f64, cycles: f64| {
@@ -72,7 +74,6 @@ pub fn run(step: Step, programs: u64) -> Pipeline {
         memory_free = start + cycles;
         (start, memory_free)
     };
-    let buffers = step.buffers.clamp(2, MOST_BUFFERS);
     for times in head.iter_mut().take(buffers) {
         (times.read_start, times.read_end) = stream(0.0, step.read);
     }
@@ -87,9 +88,10 @@ pub fn run(step: Step, programs: u64) -> Pipeline {
         }
         (head[s].write_start, head[s].write_end) = stream(end, step.write);
     }
-    let period = match count {
-        HEAD => (head[HEAD - 1].end - head[HEAD - 1 - buffers].end) / buffers as f64,
-        _ => step.compute,
+    let period = if count == settled {
+        (head[count - 1].end - head[count - 1 - buffers].end) / buffers as f64
+    } else {
+        step.compute
     };
     // What repeats in a period cannot be longer than it.
     let period = period.max(step.compute).max(step.read + step.write);

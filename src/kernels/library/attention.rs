@@ -303,8 +303,8 @@ fn on_tpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
 const GPU_GROUPS: u64 = 2;
 /// Shared memory of a multiprocessor from which on products are issued asynchronously: it tells the generations of data-centre GPUs apart.
 const ASYNCHRONOUS_FROM_BYTES: f64 = 200.0 * 1024.0;
-/// Waits of a program of a GPU for device memory before its first product and after its last: start, queries, first keys, the way of the output out.
-const GPU_EXPOSED_LOADS: f64 = 4.0;
+/// Waits of a program of a GPU for device memory before its first product and after its last: start, descriptors, queries, first keys, the way of the output out.
+const GPU_EXPOSED_LOADS: f64 = 5.0;
 /// Stages of key and value blocks in the shared memory of the other kernels.
 const GPU_STAGES: u64 = 2;
 /// Most query blocks side by side on a multiprocessor that still help each other.
