@@ -8,16 +8,15 @@ use super::data::{Data, Observation};
 use super::parameters::{Parameter, Setting, free};
 use super::solver::{self, Free, Solution};
 use crate::coefficients::Definition;
-use crate::hardware::{Calibration, Chip, ChipQuantity, Fitted, SCHEMA, mean_of_architecture};
+use crate::hardware::{Architecture, Calibration, Chip, ChipQuantity, Fitted, SCHEMA, mean_of_architecture};
 use crate::study::predict;
 
 /// Rows of a family on a device beyond which more rows add no weight: a sweep of thousands must not decide what all kernels share.
 const FULL_WEIGHT_ROWS: f64 = 60.0;
 /// Families that are scored but not fitted: what their implementations launch is not known well enough for their times to say anything about a chip.
-const NOT_FITTED: [&str; 5] = [
+const NOT_FITTED: [&str; 4] = [
     "grouped product, dense",
     "grouped product, dense, GPU",
-    "grouped product, GPU",
     "recurrent loop",
     "recurrent loop, GPU",
 ];
@@ -135,11 +134,11 @@ fn describe(parameter: &Parameter, observations: &[Observation], chip_looseness:
             }
         }
         Parameter::Chip(name, quantity) => {
-            let (low, mut high) = quantity.range();
             let chip = observations
                 .iter()
                 .find(|o| o.row.device == *name)
                 .map(|o| &o.chip);
+            let (low, mut high) = quantity.range(chip.map_or(Architecture::Tpu, |chip| chip.architecture));
             let prior = chip.map_or(low, |chip| quantity.of(chip));
             if let (ChipQuantity::SustainedClock, Some(chip)) = (quantity, chip) {
                 // No clock is above that of the fastest state.

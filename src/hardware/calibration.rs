@@ -56,10 +56,12 @@ impl ChipQuantity {
         }
     }
 
-    /// Range in which it means something.
+    /// Range in which it means something. A launch of a GPU that follows another takes 1 to 4 us, replayed or queued; what lies beyond is work of a
+    /// wrapper that is not described.
     #[must_use]
-    pub const fn range(self) -> (f64, f64) {
+    pub const fn range(self, architecture: Architecture) -> (f64, f64) {
         match self {
+            ChipQuantity::LaunchUs if matches!(architecture, Architecture::Gpu) => (0.5, 4.0),
             ChipQuantity::LaunchUs => (0.1, 20.0),
             ChipQuantity::SustainedClock => (0.7, 1.0),
             ChipQuantity::HbmAchievable => (0.4, 1.0),

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{ColumnReads, Grid, Implementation, Kernel, KernelOp, OpKind, Plan, Transfer, VectorCost};
-use crate::graph::{Graph, Node, NodeId, Op, Role, Scan, Shape, Value, Work, work};
+use super::{ColumnReads, Grid, Group, Implementation, Kernel, KernelOp, OpKind, Plan, Transfer, VectorCost};
+use crate::graph::{Graph, Node, NodeId, Op, Role, Scan, Shape, Stage, Value, Work, work};
 
 /// Lowers the nodes of every group of the plan to one kernel; a group without arithmetic gives none.
 ///
@@ -12,14 +12,11 @@ use crate::graph::{Graph, Node, NodeId, Op, Role, Scan, Shape, Value, Work, work
 #[must_use]
 pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kernel> {
     let downstream = descendants(graph, value.node);
+    let recomputed: BTreeSet<Stage> = plan.groups.iter().filter_map(|group| group.also).collect();
     plan.groups
         .iter()
         .filter_map(|group| {
-            let members: BTreeSet<NodeId> = graph
-                .nodes()
-                .filter(|(_, node)| group.holds(node.stage) && !matches!(node.op, Op::Input { .. }))
-                .map(|(id, _)| id)
-                .collect();
+            let members = members(graph, plan, group);
             let mut lowering = Lowering {
                 graph,
                 members: &members,
@@ -34,7 +31,7 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
             if ops.is_empty() {
                 return None;
             }
-            let (reads, writes) = transfers(graph, &members);
+            let (reads, writes) = transfers(graph, &members, &recomputed);
             let grid = grid(graph, &members);
             let streams = grid.is_none();
             let grid = grid.unwrap_or(Grid {
@@ -72,6 +69,59 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
             })
         })
         .collect()
+}
+
+/// The nodes that a launch executes. Of a stage that another launch computes again where it is used, a launch keeps what others than that one need, and of a
+/// stage that it computes again itself what its own need.
+fn members(graph: &Graph, plan: &Plan, group: &Group) -> BTreeSet<NodeId> {
+    let nodes = || {
+        graph
+            .nodes()
+            .filter(|(_, node)| !matches!(node.op, Op::Input { .. }))
+    };
+    let own = |group: &Group, stage: Stage| group.holds(stage) && group.also != Some(stage);
+    let mut members: BTreeSet<NodeId> = nodes()
+        .filter(|(_, node)| own(group, node.stage))
+        .map(|(id, _)| id)
+        .collect();
+    for stage in plan.groups.iter().filter_map(|other| other.also) {
+        if own(group, stage) {
+            let users = nodes()
+                .filter(|(_, node)| {
+                    node.stage != stage
+                        && !plan
+                            .groups
+                            .iter()
+                            .any(|other| other.also == Some(stage) && own(other, node.stage))
+                })
+                .map(|(id, _)| id)
+                .collect();
+            let needed = ancestors(graph, users);
+            members.retain(|id| graph.node(*id).stage != stage || needed.contains(id));
+        }
+    }
+    if let Some(stage) = group.also {
+        let needed = ancestors(graph, members.clone());
+        members.extend(
+            nodes()
+                .filter(|(id, node)| node.stage == stage && needed.contains(id))
+                .map(|(id, _)| id),
+        );
+    }
+    members
+}
+
+/// Nodes that `of` depend on, themselves included.
+fn ancestors(graph: &Graph, of: BTreeSet<NodeId>) -> BTreeSet<NodeId> {
+    let mut seen = of;
+    // Nodes are stored in topological order, so one pass backward finds all of them.
+    let ids: Vec<NodeId> = graph.nodes().map(|(id, _)| id).collect();
+    for &id in ids.iter().rev() {
+        if seen.contains(&id) {
+            seen.extend(graph.operands(id).iter().map(|operand| operand.node));
+        }
+    }
+    seen
 }
 
 /// Nodes reachable from `from`, itself included.
@@ -140,7 +190,11 @@ fn is_free(node: &Node) -> bool {
     }
 }
 
-fn transfers(graph: &Graph, members: &BTreeSet<NodeId>) -> (Vec<Transfer>, Vec<Transfer>) {
+fn transfers(
+    graph: &Graph,
+    members: &BTreeSet<NodeId>,
+    recomputed: &BTreeSet<Stage>,
+) -> (Vec<Transfer>, Vec<Transfer>) {
     // Bytes of the views through which an outside value is read, capped by the value itself: a kernel that takes two
     // slices of a tensor reads their sum, one that takes a tensor and a slice of it reads the tensor once.
     let mut read: BTreeMap<Value, BTreeMap<Value, u64>> = BTreeMap::new();
@@ -171,7 +225,9 @@ fn transfers(graph: &Graph, members: &BTreeSet<NodeId>) -> (Vec<Transfer>, Vec<T
                 if inside && !source_inside && !on_chip {
                     read.entry(source).or_default().insert(operand, seen);
                 }
-                if !inside && source_inside && !on_chip {
+                // Who computes a stage again computes all of it that is needed there.
+                let again = graph.node(source.node).stage == node.stage && recomputed.contains(&node.stage);
+                if !inside && source_inside && !on_chip && !again {
                     written.insert(source);
                 }
             }

@@ -153,6 +153,13 @@ pub struct Implementation {
     pub issue_share: Option<f64>,
     /// A block that stays on chip over many programs.
     pub resident_block: Option<ResidentBlock>,
+    /// Columns of the tiles in which a program of a GPU moves its tensors, where those are narrower than the rows in device memory: every row of a
+    /// tile is a run of its own.
+    pub tile_columns: Option<u64>,
+    /// Bytes that the last-level cache of a GPU serves or takes, beside those that cross HBM.
+    pub cache_bytes: f64,
+    /// Loads of a step of a GPU kernel that wait for device memory one after the other because nothing fetches them ahead; a share where only some steps do.
+    pub exposed_loads: f64,
 }
 
 /// One launch.
@@ -235,6 +242,35 @@ impl Kernel {
             units_per_program: Some(1),
             ..self.clone()
         }
+    }
+
+    /// Takes out the operations before the loop that carries the state, for another kernel to do: they stand in its order and wait for each other only.
+    #[must_use]
+    pub fn split_preparation(&mut self) -> Vec<KernelOp> {
+        let (carried, prepared): (Vec<usize>, Vec<usize>) =
+            (0..self.ops.len()).partition(|&i| self.ops[i].carried);
+        let chosen = |indices: &[usize]| {
+            let renumbered = |old: &usize| indices.iter().position(|i| i == old);
+            indices
+                .iter()
+                .map(|&i| KernelOp {
+                    after: self.ops[i].after.iter().filter_map(renumbered).collect(),
+                    ..self.ops[i].clone()
+                })
+                .collect::<Vec<KernelOp>>()
+        };
+        let (carried, prepared) = (chosen(&carried), chosen(&prepared));
+        self.ops = carried;
+        prepared
+    }
+
+    /// Appends operations that wait for each other only, numbered among themselves.
+    pub fn append(&mut self, ops: Vec<KernelOp>) {
+        let offset = self.ops.len();
+        self.ops.extend(ops.into_iter().map(|op| KernelOp {
+            after: op.after.iter().map(|i| i + offset).collect(),
+            ..op
+        }));
     }
 
     /// Bytes that cross HBM in both directions.

@@ -262,6 +262,10 @@ fn chunk(
     if case.chip.architecture == Architecture::Tpu {
         return on_tpu(case, sizes, layer, delta);
     }
+    // Products of bf16 operands, the state among them, summed in f32. A program works on one value head and fetches its keys itself; the level-2 cache serves
+    // the repeats of value heads that share keys, at about the rate of device memory.
+    layer.state_precision = Precision::Default;
+    layer.key_heads = layer.value_heads;
     let granularity = (mechanism.granularity)(&layer);
     let by_channel = granularity == Granularity::Channel;
     if by_channel && gram_variants(granularity).contains(&GramVariant::PivotCausal) && mechanism.uses("gram")
@@ -278,7 +282,14 @@ fn chunk(
     if delta {
         launches.extend(around(case, sizes, by_channel)?);
     }
-    launches.extend(kernels(&layer, plan, one, in_core)?.into_iter().map(Launch::from));
+    let core = kernels(&layer, plan, one, in_core)?;
+    launches.extend(
+        core.into_iter()
+            .map(|kernel| in_tiles(kernel, sizes, granularity, case.formats.a).into()),
+    );
+    if by_channel && delta {
+        decayed_keys(sizes, case.formats.a, &mut launches);
+    }
     if by_channel {
         below_the_diagonal(sizes, case.formats.a, &mut launches)?;
     } else if !delta {
@@ -391,22 +402,89 @@ fn below_the_diagonal(sizes: Sizes, activations: Dtype, launches: &mut Vec<Launc
     Ok(())
 }
 
-/// What flash-linear-attention does around a delta rule: queries and keys to unit length, the chunk matrices set to zero.
+/// Channels of the tiles in which the kernels of flash-linear-attention move rows of tokens and of states.
+const FLA_TILE: u64 = 64;
+
+/// What the kernels of flash-linear-attention have in common: tiles of [`FLA_TILE`] channels, states of chunks in the format of the keys, and a loop over chunks
+/// that fetches its operands ahead but not the decays at the end of a chunk, one load for every tile of key channels.
+fn in_tiles(mut kernel: Kernel, sizes: Sizes, granularity: Granularity, activations: Dtype) -> Kernel {
+    if kernel.label == Stage::Gates.name() {
+        return kernel;
+    }
+    kernel.implementation.tile_columns = Some(FLA_TILE);
+    let states = sizes.batch * sizes.value_heads * sizes.key_dim * sizes.value_dim;
+    let of_chunks = sizes.tokens.div_ceil(sizes.chunk) * states * Dtype::F32.bytes();
+    for transfer in kernel.reads.iter_mut().chain(&mut kernel.writes) {
+        if transfer.bytes == of_chunks && transfer.dtype == Dtype::F32 && kernel_of_states(&kernel.label) {
+            transfer.bytes = of_chunks / Dtype::F32.bytes() * activations.bytes();
+            transfer.dtype = activations;
+        }
+    }
+    if kernel.label == Stage::StateScan.name() {
+        kernel.implementation.exposed_loads = match granularity {
+            Granularity::None => 0.0,
+            Granularity::Scalar => 1.0,
+            Granularity::Tiles(_) | Granularity::Channel => sizes.key_dim.div_ceil(FLA_TILE) as f64,
+        };
+    }
+    kernel
+}
+
+/// Whether a row of a plan writes or reads the states of the chunks.
+fn kernel_of_states(label: &str) -> bool {
+    [Stage::StateScan.name(), Stage::Output.name()].contains(&label)
+}
+
+/// With a decay per channel the launch of the WY factors does what the state scan would do before its loop, and writes the keys as the scan takes them, decayed to the end of
+/// their chunk. Of the decays the scan reads those at the end of every chunk.
+fn decayed_keys(sizes: Sizes, activations: Dtype, launches: &mut [Launch]) {
+    let Some(scan) = launches
+        .iter_mut()
+        .find(|launch| launch.kernel.label == Stage::StateScan.name())
+    else {
+        return;
+    };
+    let decays = sizes.batch * sizes.tokens * sizes.value_heads * sizes.key_dim * Dtype::F32.bytes();
+    for read in &mut scan.kernel.reads {
+        if read.bytes == decays && read.dtype == Dtype::F32 {
+            read.bytes = decays / sizes.chunk;
+        }
+    }
+    let prepared = scan.kernel.split_preparation();
+    let written = Transfer {
+        name: "keys decayed to the end of the chunk".to_owned(),
+        bytes: sizes.batch * sizes.tokens * sizes.value_heads * sizes.key_dim * activations.bytes(),
+        dtype: activations,
+        columns: None,
+    };
+    launches
+        .iter_mut()
+        .filter(|launch| launch.kernel.label == Stage::WyFactors.name())
+        .for_each(|launch| {
+            launch.kernel.append(prepared.clone());
+            launch.kernel.writes.push(written.clone());
+        });
+}
+
+/// What flash-linear-attention does around a delta rule: queries and keys to unit length, the chunk matrices set to zero. With a decay per channel there are two of those,
+/// one of them in f32.
 fn around(case: &Case<'_>, sizes: Sizes, by_channel: bool) -> Result<Vec<Launch>, CaseError> {
     let rows = sizes.batch as f64 * sizes.tokens as f64 * sizes.key_heads as f64;
     let keys = rows * sizes.key_dim as f64 * case.bytes() as f64;
-    let matrix =
-        sizes.batch as f64 * (sizes.tokens * sizes.value_heads * sizes.chunk) as f64 * case.bytes() as f64;
-    Ok(vec![
-        Launch {
-            kernel: library::stream("l2norm", "unit length", [keys, keys], case.formats.a)?,
-            times: 2,
-        },
-        Launch {
-            kernel: library::stream("fill", "chunk matrix to zero", [0.0, matrix], case.formats.a)?,
-            times: if by_channel { 2 } else { 1 },
-        },
-    ])
+    let matrix = sizes.batch as f64 * (sizes.tokens * sizes.value_heads * sizes.chunk) as f64;
+    let mut launches = vec![Launch {
+        kernel: library::stream("l2norm", "unit length", [keys, keys], case.formats.a)?,
+        times: 2,
+    }];
+    let fill = |dtype: Dtype| {
+        let bytes = matrix * dtype.bytes() as f64;
+        library::stream("fill", "chunk matrix to zero", [0.0, bytes], dtype).map(Launch::from)
+    };
+    launches.push(fill(case.formats.a)?);
+    if by_channel {
+        launches.push(fill(Dtype::F32)?);
+    }
+    Ok(launches)
 }
 
 /// The shipped workload that an operation is named after.
@@ -522,7 +600,12 @@ fn decode(case: &Case<'_>, mechanism: &'static Mechanism) -> Result<Vec<Launch>,
         Granularity::Tiles(tiles) => tiles as u64,
         Granularity::Channel => sizes.key_dim,
     };
-    let kernel = library::decode(
+    let form = (!case.tpu()).then(|| DecodeForm::of(mechanism, &layer));
+    let implementation = Implementation {
+        tile_columns: form.map(|form| form.columns),
+        ..Implementation::default()
+    };
+    let mut kernel = library::decode(
         case.chip,
         Recurrent {
             tokens: sizes.batch * sizes.tokens,
@@ -535,9 +618,70 @@ fn decode(case: &Case<'_>, mechanism: &'static Mechanism) -> Result<Vec<Launch>,
             states_per_program: if case.tpu() { sizes.value_heads } else { 1 },
         },
         case.formats.a,
-        Implementation::default(),
+        implementation,
     )?;
-    Ok(vec![kernel.into()])
+    let outputs = (sizes.batch * sizes.tokens * sizes.value_heads * sizes.value_dim) as f64;
+    let output = outputs * case.bytes() as f64;
+    let Some(form) = form else {
+        return Ok(vec![kernel.into()]);
+    };
+    let mut launches = Vec::new();
+    if form.zeroed_output {
+        launches.push(library::stream("fill", "output to zero", [0.0, output], case.formats.a)?.into());
+    }
+    let Some(rows) = form.key_rows else {
+        launches.push(kernel.into());
+        return Ok(launches);
+    };
+    // Every tile of key channels has its own sum of the output, in f32; two small kernels add and round them.
+    let sums = outputs * 4.0;
+    let parts = sizes.key_dim.div_ceil(rows) as f64;
+    kernel.writes.push(Transfer {
+        name: "sums of the output".to_owned(),
+        bytes: (parts * sums) as u64,
+        dtype: Dtype::F32,
+        columns: None,
+    });
+    launches.push(kernel.into());
+    launches.push(
+        library::stream(
+            "sum",
+            "output over the key tiles",
+            [parts * sums, sums],
+            Dtype::F32,
+        )?
+        .into(),
+    );
+    launches.push(library::stream("round", "output", [sums, output], case.formats.a)?.into());
+    Ok(launches)
+}
+
+/// How a decode kernel of flash-linear-attention cuts a state into programs. Source: its code.
+#[derive(Debug, Clone, Copy)]
+struct DecodeForm {
+    /// Value columns of a program.
+    columns: u64,
+    /// Key channels of a program where those are split too.
+    key_rows: Option<u64>,
+    /// Whether a launch sets the output to zero first.
+    zeroed_output: bool,
+}
+
+impl DecodeForm {
+    fn of(mechanism: &Mechanism, layer: &Layer) -> Self {
+        let by_channel = (mechanism.granularity)(layer) == Granularity::Channel;
+        let (columns, key_rows) = match (mechanism.uses("inverse"), by_channel) {
+            (true, false) => (8, None),
+            (true, true) => (32, None),
+            (false, true) => (32, Some(32)),
+            (false, false) => (64, Some(64)),
+        };
+        DecodeForm {
+            columns: columns.min(layer.value_dim as u64),
+            key_rows: key_rows.map(|rows: u64| rows.min(layer.key_dim as u64)),
+            zeroed_output: mechanism.uses("inverse") && by_channel,
+        }
+    }
 }
 
 /// `gdn_fused`: convolution and GDN in one TPU kernel; decoding where there are as many tokens as sequences, else chunks of every sequence. Around

@@ -12,6 +12,8 @@ use crate::report::result::Bound;
 const MOST_UNITS_PER_PROGRAM: u64 = 16;
 /// Programs per core that a kernel which streams rows may be cut into. A fixed set, so that more rows never meet a better fit.
 const STREAMED_PROGRAMS: [u64; 7] = [1, 4, 16, 64, 256, 1024, 4096];
+/// Blocks in flight of a multiprocessor: stages of the software pipeline of a program, or programs side by side.
+const GPU_BUFFERS: usize = 4;
 /// Narrowest slice of value columns a program works on when the state is split over programs.
 const NARROWEST_VALUE_COLUMNS: u64 = 32;
 
@@ -163,11 +165,21 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
     let fetched_whole = implementation.resident_block.map_or(0.0, |block| {
         (block.bytes as f64 * block.fetches as f64).min(kernel.read_bytes() as f64)
     });
+    let dma_latency = chip.dma_latency().get() * chip.clock().get();
+    let [read, write] = memory::streamed_bytes(kernel, chip);
+    let exposed = match chip.architecture {
+        Architecture::Tpu => 0.0,
+        Architecture::Gpu => implementation.exposed_loads * dma_latency,
+    };
     let mut step = pipeline::Step {
-        compute: program.makespan / issue + grid_step + implementation.program_cycles,
-        read: (kernel.read_bytes() as f64 - fetched_whole) / all_programs / bandwidth,
-        write: kernel.write_bytes() as f64 / all_programs / bandwidth,
-        dma_latency: chip.dma_latency().get() * chip.clock().get(),
+        compute: program.makespan / issue + grid_step + implementation.program_cycles + exposed,
+        read: (read - fetched_whole) / all_programs / bandwidth,
+        write: write / all_programs / bandwidth,
+        dma_latency,
+        buffers: match chip.architecture {
+            Architecture::Tpu => 2,
+            Architecture::Gpu => GPU_BUFFERS,
+        },
     };
     let mut pipeline = if implementation.serial_transfers {
         let transfers = [step.read, step.write];
@@ -224,7 +236,7 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
         (Bound::Transcendental, path[2], transcendental / rounds),
         (Bound::CrossLane, path[3], cross_lane / rounds),
         (Bound::Vmem, path[4], vmem / rounds),
-        (Bound::Latency, latency, 0.0),
+        (Bound::Latency, latency + exposed, 0.0),
     ] {
         bounds.push((bound, on_path.max(busy) * rounds));
     }
@@ -239,7 +251,7 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
         cross_lane_us: micros(cross_lane),
         vmem_us: micros(vmem),
         hbm_us: micros(hbm),
-        latency_us: micros((latency + program.makespan * (issue.recip() - 1.0)) * rounds),
+        latency_us: micros((latency + exposed + program.makespan * (issue.recip() - 1.0)) * rounds),
         launch_us: launch + micros(grid_step * rounds + dma),
         issue_efficiency: issue,
         bound: bounds[0].0,

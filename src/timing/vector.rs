@@ -73,7 +73,8 @@ impl Unit for VectorUnit {
                 *alu += count * cost.alu / slots.alu;
                 *transcendental += count * cost.transcendental / slots.transcendental;
                 if let Some([rows, columns]) = *cross_lane {
-                    if count > f64::from(chip.vector_unit.registers) {
+                    let spills = chip.architecture == Architecture::Tpu;
+                    if spills && count > f64::from(chip.vector_unit.registers) {
                         // What a reduction or a broadcast across lanes belongs to is needed again after it, and does not stay in registers.
                         *memory += traffic(chip, count, count);
                     }

@@ -2,7 +2,7 @@
 
 use super::body::{Body, Cost, Product, copy};
 use super::case::{Case, CaseError, size};
-use super::gated_linear_unit::spilled;
+use super::gated_linear_unit::{cached, spilled};
 use super::matmul::{SLICE_ROWS, Shape, Traffic, kernel};
 use super::{Family, Launch, once};
 use crate::coefficients::Coefficient;
@@ -299,26 +299,69 @@ fn on_tpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     Ok(once(kernels))
 }
 
-/// Halves of a query block (or two blocks on a multiprocessor) that take turns: the softmax of one beside the products of the other.
-const GPU_HALVES: u64 = 2;
+/// Groups of warps of a kernel with asynchronous products, each with rows of its own, that take turns: the softmax of one beside the products of the other.
+const GPU_GROUPS: u64 = 2;
+/// Shared memory of a multiprocessor from which on products are issued asynchronously: it tells the generations of data-centre GPUs apart.
+const ASYNCHRONOUS_FROM_BYTES: f64 = 200.0 * 1024.0;
+/// Waits of a program of a GPU for device memory before its first product and after its last: start, descriptors, queries, first keys, the way of the output out.
+const GPU_EXPOSED_LOADS: f64 = 5.0;
+/// Stages of key and value blocks in the shared memory of the other kernels.
+const GPU_STAGES: u64 = 2;
+/// Most query blocks side by side on a multiprocessor that still help each other.
+const MOST_SIDE_BY_SIDE: u64 = 2;
 
-/// Flash kernel of a GPU: a program is one query block of a head, in two halves that take turns on products and softmax.
+/// Rows of a query block, columns of a key block.
+#[derive(Debug, Clone, Copy)]
+struct Block {
+    rows: u64,
+    columns: u64,
+}
+
+/// Query blocks side by side on a multiprocessor: as many as registers (accumulator, scores, and the weights at half their width, in f32) and shared memory
+/// (queries, and stages of keys and values) hold.
+fn side_by_side(case: &Case<'_>, a: &Attention, block: Block) -> u64 {
+    let Block { rows, columns } = block;
+    let chip = case.chip;
+    let registers = chip.register_elements() * f64::from(chip.vector_unit.registers);
+    let live = rows as f64 * (a.value_dim as f64 + 1.5 * columns as f64);
+    let blocks = rows * a.key_dim + GPU_STAGES * columns * (a.key_dim + a.value_dim);
+    let shared = (blocks * case.bytes()) as f64;
+    let most = (registers / live).min(chip.on_chip.capacity.get() / shared);
+    (most as u64).clamp(1, MOST_SIDE_BY_SIDE)
+}
+
+/// Flash kernel of a GPU. Where products are asynchronous, a program is one query block of a head whose groups of warps take turns on products and softmax, in a software
+/// pipeline: the scores of a key block run beside the softmax of the one before and the sums of the one before that. Else products and softmax of a block follow each
+/// other, and only blocks side by side overlap.
 fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     if case.tpu() {
         return Err(CaseError::Unsupported(format!("`{}` runs on GPUs only", case.op)));
     }
     let backward = case.op == "sdpa_causal_bwd";
+    let asynchronous =
+        case.op != "flash_attention_triton" && case.chip.on_chip.capacity.get() >= ASYNCHRONOUS_FROM_BYTES;
     let (rows, columns) = match case.op {
         // Blocks of the library are not known; these are usual for 64 to 256 channels.
-        "attention_cudnn" => (128, 128),
-        "sdpa_causal" | "sdpa_causal_bwd" => (128, 64),
+        "attention_cudnn" | "sdpa_causal" => (128, 128),
+        "sdpa_causal_bwd" => (128, 64),
+        // Its rows are those of a group of warps.
+        "flash_attention" => (
+            size(&[GPU_GROUPS, case.size("block_q")?])?,
+            case.size("block_kv")?,
+        ),
         _ => (case.size("block_q")?, case.any(&["block_kv", "block_k"])?),
     };
     let (rows, columns) = (rows.min(a.queries), columns.min(a.keys));
     let pairs = pairs(a, rows, columns)?;
     let heads = size(&[a.batch, a.heads])?;
-    let half = rows.div_ceil(GPU_HALVES);
-    let instances = size(&[heads, pairs.visited, GPU_HALVES])?;
+    let groups = if asynchronous || backward { GPU_GROUPS } else { 1 };
+    let units = if groups > 1 {
+        groups
+    } else {
+        side_by_side(case, a, Block { rows, columns })
+    };
+    let half = rows.div_ceil(groups);
+    let instances = size(&[heads, pairs.visited, groups])?;
     let dtype = case.formats.a;
     let [q, k, v, o] = a.tensors(case)?;
     let product = |k: u64, n: u64| Product {
@@ -329,18 +372,19 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
         passes: case.passes(),
     };
     let cut_share = pairs.cut as f64 / pairs.visited.max(1) as f64;
-    // Fused multiply-adds scale and subtract in one; rounding packs two values.
-    let extra = cut_share * 2.0 + f64::from(u8::from(a.mask)) + f64::from(u8::from(a.bias));
+    // Fused multiply-adds scale and subtract in one; rounding packs two values. A bias is widened and added, a mask compared and selected by.
+    let extra = 2.0 * (cut_share + f64::from(u8::from(a.mask)) + f64::from(u8::from(a.bias)));
     let mut body = Body::new(
         case.op,
         "flash attention",
-        size(&[heads, pairs.query_blocks, GPU_HALVES])?,
+        size(&[heads, pairs.query_blocks, groups])?,
         pairs.visited.div_ceil(pairs.query_blocks.max(1)),
     )
-    .units(GPU_HALVES)
+    .units(units)
     .product("q k^T", product(a.key_dim, columns), instances)
     // Rows lie within four threads, so that reductions take next to no movement between lanes.
     .vector("maximum", &[half, columns], Cost::alu(1.0 + extra), instances)
+    .of_step_before(asynchronous)
     .vector(
         "exponentials",
         &[half, columns],
@@ -348,6 +392,7 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
         instances,
     )
     .product("p v", product(columns, a.value_dim), instances)
+    .of_step_before(asynchronous)
     .vector("rescale", &[half, a.value_dim], Cost::alu(1.0), instances)
     // Key blocks that neighbouring programs share come from the level-2 cache.
     .read("queries", q, dtype)
@@ -355,6 +400,8 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     .read("values", v, dtype)
     .write("output", o, dtype);
     body.implementation.issue_share = Some(case.coefficient(Coefficient::GpuFlashEfficiency));
+    let steps = pairs.visited.div_ceil(pairs.query_blocks.max(1)).max(1);
+    body.implementation.exposed_loads = GPU_EXPOSED_LOADS / steps as f64;
     if backward {
         // dV = P^T dO, dP = dO V^T, dS = P (dP - d), dQ = dS K, dK = dS^T Q; the forward pair above is P and, in size, dV.
         body = body
@@ -383,7 +430,8 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
         } else {
             0.0
         } + if a.mask { shared } else { 0.0 };
-        body = body.read("bias and mask", bytes, dtype);
+        let all = bias_bytes(a) * a.scores()?;
+        body = body.read("bias and mask", bytes, dtype).cached(all - bytes);
     }
     if a.residuals {
         body = body.write(
@@ -520,10 +568,12 @@ fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     };
     let share = spilled(case, alive) / alive;
     let kept = |bytes: f64| share * bytes;
+    let in_cache = |bytes: f64| cached(case, bytes, share * bytes);
     let (logits, weights) = (
         kept(4.0 * scores),
         kept(if case.tpu() { 2.0 } else { 4.0 } * scores),
     );
+    let [scores_in_cache, accumulator_in_cache] = [4.0 * scores, accumulator].map(in_cache);
     let element = case.bytes();
     let tokens = |tokens: u64, heads: u64, d: u64| {
         size(&[
@@ -562,32 +612,58 @@ fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
             logits,
         ),
     )?
+    .cached(scores_in_cache)
     .read("bias and mask", bias_bytes(a) * scores, dtype);
     let softmax = Body::streaming("softmax", "softmax of a chunk")
+        .cached(2.0 * scores_in_cache)
         .row_reduction("statistics", &flat, statistics, flat[0], 1)
         .vector("exponentials", &flat, exponentials, 1)
         .read("logits", logits, Dtype::F32)
         .write("weights", weights, dtype);
+    let output_shape = Shape {
+        batch,
+        m: queries,
+        k: keys,
+        n: a.value_dim,
+    };
+    let values = tokens(keys, a.key_heads, a.value_dim)?;
     let second = kernel(
         case,
         "output",
         "p v of a chunk",
-        Shape {
-            batch,
-            m: queries,
-            k: keys,
-            n: a.value_dim,
-        },
-        traffic(weights, tokens(keys, a.key_heads, a.value_dim)?, accumulator),
+        output_shape,
+        traffic(weights, values, accumulator),
     )?
-    .vector(
-        "rescale",
-        &[batch * queries, a.value_dim],
-        Cost::alu(case.coefficient(Coefficient::FlashRescaleOps)),
-        1,
-    )
-    .read("accumulator", accumulator, Dtype::F32);
-    [first, softmax, second]
+    .cached(scores_in_cache + accumulator_in_cache);
+    let rescaled = [batch * queries, a.value_dim];
+    let rescale = Cost::alu(case.coefficient(Coefficient::FlashRescaleOps));
+    let mut bodies = vec![first, softmax];
+    if case.tpu() {
+        bodies.push(second.vector("rescale", &rescaled, rescale, 1).read(
+            "accumulator",
+            accumulator,
+            Dtype::F32,
+        ));
+    } else {
+        // A library call on a GPU takes no slice of keys and values, and adds to no accumulator that has to be rescaled.
+        let slice = |title: &str, bytes: f64| {
+            Body::streaming("copy", title)
+                .read("source", bytes, dtype)
+                .write("copy", bytes, dtype)
+        };
+        bodies.push(slice("keys of a chunk", tokens(keys, a.key_heads, a.key_dim)?));
+        bodies.push(slice("values of a chunk", values));
+        bodies.push(second);
+        bodies.push(
+            Body::streaming("accumulate", "sums of the chunks before, rescaled")
+                .vector("rescale", &rescaled, rescale, 1)
+                .read("output of the chunk", accumulator, Dtype::F32)
+                .read("accumulator", accumulator, Dtype::F32)
+                .write("accumulator", accumulator, Dtype::F32)
+                .cached(3.0 * accumulator_in_cache),
+        );
+    }
+    bodies
         .into_iter()
         .map(|body| {
             Ok(Launch {

@@ -43,6 +43,11 @@ pub(super) fn spilled(case: &Case<'_>, bytes: f64) -> f64 {
     if kept { 0.0 } else { bytes }
 }
 
+/// Bytes of an intermediate that stay in the last-level cache of a GPU between two kernels, where `spilled` of them go through device memory.
+pub(super) fn cached(case: &Case<'_>, bytes: f64, spilled: f64) -> f64 {
+    if case.tpu() { 0.0 } else { bytes - spilled }
+}
+
 fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
     let (m, k, n) = (case.size("m")?, case.size("k")?, case.size("n")?);
     let rank = case.dims("x")?.map_or(2, |dims| dims.len());
@@ -67,6 +72,7 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
         dense
     };
     let intermediate = spilled(case, padded);
+    let in_cache = cached(case, padded, intermediate);
     let shape = Shape {
         batch: 1,
         m,
@@ -80,11 +86,14 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
         b: size(&[k, 2, n])? as f64 * element,
         c: intermediate,
     };
-    let product = matmul::kernel(case, "product", "both halves", shape, traffic)?.finish()?;
+    let product = matmul::kernel(case, "product", "both halves", shape, traffic)?
+        .cached(in_cache)
+        .finish()?;
     let output = size(&[m, n])? as f64 * element;
     let gating = Body::streaming("gate", "activation and gate")
         .vector("gate", &[m, n], gate, 1)
         .read("intermediate", intermediate, intermediate_dtype)
+        .cached(in_cache)
         .write("result", output, dtype)
         .finish()?;
     Ok(once([product, gating]))

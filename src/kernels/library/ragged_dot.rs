@@ -209,6 +209,11 @@ fn on_tpu(case: &Case<'_>, shape: Grouped, tile: Tile) -> Result<Vec<Launch>, Ca
     Ok(once(kernels))
 }
 
+/// Elements that a cycle of a multiprocessor issues instructions for: four warps of 32 threads.
+const ELEMENTS_ISSUED: f64 = 128.0;
+/// Waits of a program of a GPU for device memory: its place among the groups, then its first panels. Source: calls of H100 with a depth of 256 and 512.
+const GPU_EXPOSED_LOADS: f64 = 2.0;
+
 /// Grouped product of a GPU. The Triton kernel launches a program for every group, row block and column block, most of which find no row of their group.
 fn on_gpu(case: &Case<'_>, shape: Grouped) -> Result<Vec<Launch>, CaseError> {
     let Grouped { m, k, n, groups } = shape;
@@ -229,11 +234,16 @@ fn on_gpu(case: &Case<'_>, shape: Grouped) -> Result<Vec<Launch>, CaseError> {
         passes: case.passes(),
     };
     let used_groups = groups.min(m);
-    let body = Body::new(case.op, "grouped product", programs, 1)
+    let moved = (m * k * a.bytes()) as f64 + (used_groups * k * n * b.bytes()) as f64;
+    // Every program fetches its panels of rows and weights; the cache serves what another has fetched.
+    let panels = size(&[programs, k, tile.m * a.bytes() + tile.n * b.bytes()])? as f64;
+    let mut body = Body::new(case.op, "grouped product", programs, 1)
         .product("product", product, programs)
         .read("rows", (m * k * a.bytes()) as f64, a)
         .read("weights", (used_groups * k * n * b.bytes()) as f64, b)
-        .write("output", (m * n * a.bytes()) as f64, a);
+        .write("output", (m * n * a.bytes()) as f64, a)
+        .cached(panels - moved);
+    body.implementation.exposed_loads = GPU_EXPOSED_LOADS;
     let mut kernels = vec![body.finish()?];
     if case.op == "ragged_dot_triton" {
         let all = size(&[groups, m.div_ceil(tile.m), columns])?;
@@ -243,7 +253,8 @@ fn on_gpu(case: &Case<'_>, shape: Grouped) -> Result<Vec<Launch>, CaseError> {
             all - programs.min(all),
             1,
         );
-        empty.implementation.program_cycles = case.coefficient(Coefficient::EmptyProgram);
+        empty.implementation.program_cycles =
+            case.coefficient(Coefficient::EmptyProgram) * (tile.m * tile.n) as f64 / ELEMENTS_ISSUED;
         let mut empty = empty.finish()?;
         // They are part of the same launch; what stands here is their time on the multiprocessors.
         empty.title.push_str(", same launch");

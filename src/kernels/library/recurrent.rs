@@ -1,6 +1,6 @@
 //! Recurrences token by token: decoding, and XLA's loop over the tokens of a prefill.
 
-use super::body::{Body, Cost};
+use super::body::{Body, Cost, copy};
 use super::case::{Case, CaseError, size};
 use super::{Family, Launch};
 use crate::coefficients::Coefficient;
@@ -16,6 +16,12 @@ pub(super) const FAMILY: Family = Family {
 /// Kernels of one iteration of XLA's loop over tokens: slices of the operands, the two products with the state, its update, the update of the output.
 /// Source: 11.7 us per token on v6e whatever the number of heads, at 0.9 us per kernel.
 const KERNELS_PER_TOKEN: u64 = 13;
+
+/// The same on a GPU, where more of it is one fusion. Source: 14 to 15 us per token of a long sequence on H100 whatever the number of heads.
+const GPU_KERNELS_PER_TOKEN: u64 = 5;
+/// Copies that XLA on a GPU makes of the state of a sequence where its tokens begin and end, and the states of all slots in a call. Source: H100 decodes
+/// with 8, 32 and 64 heads, and calls with far more slots than sequences.
+const GPU_STATE_COPIES: [u64; 2] = [3, 4];
 
 /// Sizes of a recurrent state and of the tokens that update it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,18 +86,23 @@ pub fn decode(
 }
 
 fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
-    let (tokens, _) = (case.size("tokens")?, case.size("seqs")?);
+    let (tokens, slots) = (case.size("tokens")?, case.size("seqs")?);
     let (key_heads, value_heads) = (case.size("Hk")?, case.size("Hv")?);
     let (key_dim, value_dim) = (case.size("dk")?, case.size("dv")?);
     case.size("conv")?;
     // The states are too small to leave the chip between the kernels of an iteration; each kernel works on a part of the update.
-    size(&[value_heads, key_dim, value_dim])?;
+    let state = size(&[value_heads, key_dim, value_dim, Dtype::F32.bytes()])? as f64;
+    let kernels_per_token = if case.tpu() {
+        KERNELS_PER_TOKEN
+    } else {
+        GPU_KERNELS_PER_TOKEN
+    };
     let operands = (2 * key_heads * key_dim + value_heads * value_dim) * case.bytes();
     let kernel = Body::streaming("token", "a part of the update of one token")
         .vector(
             "update",
             &[value_heads, key_dim, value_dim],
-            Cost::alu(case.coefficient(Coefficient::StateOps) / KERNELS_PER_TOKEN as f64),
+            Cost::alu(case.coefficient(Coefficient::StateOps) / kernels_per_token as f64),
             1,
         )
         .read("operands", operands as f64, case.formats.a)
@@ -101,8 +112,25 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
             case.formats.a,
         )
         .finish()?;
-    Ok(vec![Launch {
+    let mut launches = vec![Launch {
         kernel,
-        times: size(&[tokens, KERNELS_PER_TOKEN])?,
-    }])
+        times: size(&[tokens, kernels_per_token])?,
+    }];
+    if !case.tpu() {
+        let [of_sequence, of_call] = GPU_STATE_COPIES;
+        let sequences = slots.min(tokens);
+        launches.push(Launch {
+            kernel: copy(
+                "state of a sequence taken out and put back",
+                state * of_sequence as f64,
+                Dtype::F32,
+            )?,
+            times: sequences,
+        });
+        launches.push(Launch {
+            kernel: copy("states of all slots", state * slots as f64, Dtype::F32)?,
+            times: of_call,
+        });
+    }
+    Ok(launches)
 }
