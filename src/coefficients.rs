@@ -124,6 +124,8 @@ coefficients! {
         "Scalar work of the fused convolution and GDN kernel per sequence when it decodes. Starting value: measured calls on v7x.";
     DecodeHead = "decode_head", "cycles per head and token", Kernel, 24.0 in 0.0..=400.0,
         "Scalar work of the fused convolution and GDN kernel per head and token when it decodes. Starting value: measured calls on v7x.";
+    PrefillSequence = "prefill_sequence", "cycles per sequence", Kernel, 7000.0 in 0.0..=30000.0,
+        "Prologue and epilogue of a sequence in the fused convolution and GDN kernel when it prefills: transfers of its states and of its first and last tiles, one after the other. Starting value: measured calls on v7x whose sequences are one to three chunks long.";
     GpuFlashEfficiency = "gpu_flash_efficiency", "share", Kernel, 0.9 in 0.3..=1.0,
         "What is left of the issue efficiency in a GPU flash attention kernel, whose two halves wait for each other at barriers. Starting value: little is lost.";
     GpuFlashOps = "gpu_flash_ops", "ALU operations per score", Kernel, 2.5 in 0.5..=10.0,

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{ColumnReads, Grid, Implementation, Kernel, KernelOp, OpKind, Plan, Transfer, VectorCost};
-use crate::graph::{Graph, Node, NodeId, Op, Role, Scan, Shape, Value, Work, work};
+use super::{
+    ColumnReads, Grid, Group, Implementation, Kernel, KernelOp, OpKind, Plan, Transfer, VectorCost, fusions,
+};
+use crate::graph::{Graph, Node, NodeId, Op, Role, Scan, Shape, Stage, Value, Work, work};
 
 /// Lowers the nodes of every group of the plan to one kernel; a group without arithmetic gives none.
 ///
@@ -15,63 +17,180 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
     plan.groups
         .iter()
         .filter_map(|group| {
-            let members: BTreeSet<NodeId> = graph
-                .nodes()
-                .filter(|(_, node)| group.holds(node.stage) && !matches!(node.op, Op::Input { .. }))
-                .map(|(id, _)| id)
-                .collect();
-            let mut lowering = Lowering {
-                graph,
-                members: &members,
-                downstream: &downstream,
-                ops: Vec::new(),
-                produced_by: BTreeMap::new(),
+            let members = nodes_of(graph, |stage| group.holds(stage));
+            let part = Part {
+                own: members.clone(),
+                members,
+                exports: None,
             };
-            for &id in &members {
-                lowering.node(id);
-            }
-            let ops = lowering.ops;
-            if ops.is_empty() {
-                return None;
-            }
-            let (reads, writes) = transfers(graph, &members);
-            let grid = grid(graph, &members);
-            let streams = grid.is_none();
-            let grid = grid.unwrap_or(Grid {
-                parallel: 1,
-                sequential: 1,
-            });
-            let carried_bytes = carried_bytes(graph, &members) / grid.parallel.max(1);
-            let live_bytes =
-                live_bytes(graph, &members) / grid.steps().max(1) + pair_live_bytes(graph, &members);
-            let in_core = group.first >= crate::graph::Stage::Gates || carried_bytes > 0;
-            // A group of which a layer has one stage is called by that stage.
-            let mut stages = ops.iter().map(|op| op.stage);
-            let first = stages.next();
-            let only = first.filter(|stage| group.first != group.last && stages.all(|other| other == *stage));
-            Some(Kernel {
-                label: only.map_or_else(|| group.label(), |stage| stage.name().to_owned()),
-                title: only.map_or_else(|| group.title(), |stage| stage.title().to_owned()),
-                ops,
-                reads,
-                writes,
-                grid,
-                streams,
-                carried_bytes,
-                live_bytes,
-                units_per_program: group.program.map(|program| program.heads),
-                steps_per_program: group
-                    .program
-                    .map_or(1, |program| program.chunks.min(grid.sequential)),
-                work: members.iter().map(|&id| work::node_work(graph, id)).sum::<Work>(),
-                padding: if in_core { padding } else { 0.0 },
-                implementation: Implementation {
-                    value_tile: group.value_tile,
-                    ..Implementation::default()
-                },
-            })
+            kernel(graph, group, &part, &downstream, padding)
         })
         .collect()
+}
+
+/// As [`lower`], the way XLA compiles a layer for a TPU: kernels of the core are written by hand and stay whole, a group of stages around it becomes as many
+/// kernels as XLA's fusions, which keep the label of the group. What a core kernel other than the fused one returns is in f32, rounded by its readers.
+///
+/// Source of the fusions: measured norms, which read their operand once for every statistic and once more; measured gated linear units, whose intermediate is
+/// written in f32 and read back; see [`super::fusions::split`]. Source of the f32 output: the second kernel of Tokamax KDA.
+#[must_use]
+pub fn lower_compiled(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kernel> {
+    let downstream = descendants(graph, value.node);
+    let late: BTreeSet<NodeId> = if plan.groups.iter().any(rounds_late) {
+        last_roundings(graph)
+    } else {
+        BTreeSet::new()
+    };
+    let mut kernels = Vec::new();
+    for group in &plan.groups {
+        let mut members = nodes_of(graph, |stage| group.holds(stage));
+        if group.holds(Stage::Output) {
+            members.retain(|id| !late.contains(id));
+        } else if group.holds(Stage::OutputNorm) {
+            members.extend(&late);
+        }
+        let in_core = [Stage::Gates, Stage::StateScan, Stage::Output, Stage::Attention, Stage::Whitening];
+        let whole = in_core.into_iter().any(|stage| group.holds(stage));
+        // Products of one input are one product of their concatenated weights.
+        let parts = if whole || group.holds(Stage::Projections) {
+            vec![Part {
+                own: members.clone(),
+                members,
+                exports: None,
+            }]
+        } else {
+            fusions::split(graph, &members, &late)
+        };
+        let first = kernels.len();
+        kernels.extend(
+            parts
+                .iter()
+                .filter_map(|part| kernel(graph, group, part, &downstream, padding)),
+        );
+        // Fusions of a group that is called by its only stage are called alike.
+        let stages: BTreeSet<Stage> = kernels[first..]
+            .iter()
+            .flat_map(|kernel: &Kernel| kernel.ops.iter().map(|op| op.stage))
+            .filter(|stage| group.holds(*stage))
+            .collect();
+        let (label, title) = names(group, &stages);
+        for kernel in &mut kernels[first..] {
+            kernel.label.clone_from(&label);
+            kernel.title.clone_from(&title);
+        }
+    }
+    kernels
+}
+
+/// Whether the output of the core leaves a kernel that is not the fused one.
+fn rounds_late(group: &Group) -> bool {
+    group.holds(Stage::Output) && group.first >= Stage::StateScan
+}
+
+/// Roundings that nothing in the output stage reads.
+fn last_roundings(graph: &Graph) -> BTreeSet<NodeId> {
+    let output = nodes_of(graph, |stage| stage == Stage::Output);
+    let mut last: BTreeSet<NodeId> = output
+        .iter()
+        .copied()
+        .filter(|&id| matches!(graph.node(id).op, Op::Cast))
+        .collect();
+    for &id in &output {
+        if !is_free(graph.node(id)) {
+            for operand in graph.operands(id) {
+                for source in base(graph, operand) {
+                    last.remove(&source.node);
+                }
+            }
+        }
+    }
+    last
+}
+
+/// The nodes of the stages that `holds` picks, inputs excepted.
+fn nodes_of(graph: &Graph, holds: impl Fn(Stage) -> bool) -> BTreeSet<NodeId> {
+    graph
+        .nodes()
+        .filter(|(_, node)| holds(node.stage) && !matches!(node.op, Op::Input { .. }))
+        .map(|(id, _)| id)
+        .collect()
+}
+
+/// The nodes of one kernel.
+#[derive(Debug, Clone)]
+pub(super) struct Part {
+    /// All it executes.
+    pub(super) members: BTreeSet<NodeId>,
+    /// Those that no other kernel of the group counts as its own; the rest is done again for what reads it.
+    pub(super) own: BTreeSet<NodeId>,
+    /// What it writes for others; `None` where no other kernel shares its members, so that every use outside shows.
+    pub(super) exports: Option<BTreeSet<Value>>,
+}
+
+/// Label and title of a group of which a layer has these stages: that of the only stage, where there is one.
+fn names(group: &Group, stages: &BTreeSet<Stage>) -> (String, String) {
+    match stages.first() {
+        Some(only) if stages.len() == 1 && group.first != group.last => {
+            (only.name().to_owned(), only.title().to_owned())
+        }
+        _ => (group.label(), group.title()),
+    }
+}
+
+fn kernel(
+    graph: &Graph,
+    group: &Group,
+    part: &Part,
+    downstream: &BTreeSet<NodeId>,
+    padding: f64,
+) -> Option<Kernel> {
+    let members = &part.members;
+    let mut lowering = Lowering {
+        graph,
+        members,
+        downstream,
+        ops: Vec::new(),
+        produced_by: BTreeMap::new(),
+    };
+    for &id in members {
+        lowering.node(id);
+    }
+    let ops = lowering.ops;
+    if ops.is_empty() {
+        return None;
+    }
+    let (reads, writes) = transfers(graph, part);
+    let grid = grid(graph, members);
+    let streams = grid.is_none();
+    let grid = grid.unwrap_or(Grid {
+        parallel: 1,
+        sequential: 1,
+    });
+    let carried_bytes = carried_bytes(graph, members) / grid.parallel.max(1);
+    let live_bytes = live_bytes(graph, members) / grid.steps().max(1) + pair_live_bytes(graph, members);
+    let in_core = group.first >= Stage::Gates || carried_bytes > 0;
+    let (label, title) = names(group, &ops.iter().map(|op| op.stage).collect());
+    Some(Kernel {
+        label,
+        title,
+        ops,
+        reads,
+        writes,
+        grid,
+        streams,
+        carried_bytes,
+        live_bytes,
+        units_per_program: group.program.map(|program| program.heads),
+        steps_per_program: group
+            .program
+            .map_or(1, |program| program.chunks.min(grid.sequential)),
+        work: part.own.iter().map(|&id| work::node_work(graph, id)).sum::<Work>(),
+        padding: if in_core { padding } else { 0.0 },
+        implementation: Implementation {
+            value_tile: group.value_tile,
+            ..Implementation::default()
+        },
+    })
 }
 
 /// Nodes reachable from `from`, itself included.
@@ -91,7 +210,7 @@ fn descendants(graph: &Graph, from: NodeId) -> BTreeSet<NodeId> {
 }
 
 /// The values behind a chain of views.
-fn base(graph: &Graph, value: Value) -> Vec<Value> {
+pub(super) fn base(graph: &Graph, value: Value) -> Vec<Value> {
     sources(graph, value)
         .into_iter()
         .map(|(source, _)| source)
@@ -133,14 +252,15 @@ fn keeps_minor(permutation: &[usize]) -> bool {
 }
 
 /// Whether a node is only an address computation: views, except transposes that move the minor dimension.
-fn is_free(node: &Node) -> bool {
+pub(super) fn is_free(node: &Node) -> bool {
     match &node.op {
         Op::Transpose { permutation } => keeps_minor(permutation),
         op => op.is_view(),
     }
 }
 
-fn transfers(graph: &Graph, members: &BTreeSet<NodeId>) -> (Vec<Transfer>, Vec<Transfer>) {
+fn transfers(graph: &Graph, part: &Part) -> (Vec<Transfer>, Vec<Transfer>) {
+    let members = &part.members;
     // Bytes of the views through which an outside value is read, capped by the value itself: a kernel that takes two
     // slices of a tensor reads their sum, one that takes a tensor and a slice of it reads the tensor once.
     let mut read: BTreeMap<Value, BTreeMap<Value, u64>> = BTreeMap::new();
@@ -171,15 +291,16 @@ fn transfers(graph: &Graph, members: &BTreeSet<NodeId>) -> (Vec<Transfer>, Vec<T
                 if inside && !source_inside && !on_chip {
                     read.entry(source).or_default().insert(operand, seen);
                 }
-                if !inside && source_inside && !on_chip {
+                if !inside && source_inside && !on_chip && part.exports.is_none() {
                     written.insert(source);
                 }
             }
         }
     }
+    written.extend(part.exports.iter().flatten());
     for (_, output) in graph.outputs() {
         let bases = base(graph, *output);
-        let copies = members.contains(&output.node)
+        let copies = part.own.contains(&output.node)
             && is_free(graph.node(output.node))
             && bases.iter().any(|source| {
                 !members.contains(&source.node)
@@ -191,7 +312,8 @@ fn transfers(graph: &Graph, members: &BTreeSet<NodeId>) -> (Vec<Transfer>, Vec<T
             continue;
         }
         for source in bases {
-            if members.contains(&source.node) && !matches!(graph.node(source.node).op, Op::Fill(_)) {
+            let own = part.own.contains(&source.node) && part.exports.is_none();
+            if own && !matches!(graph.node(source.node).op, Op::Fill(_)) {
                 written.insert(source);
             }
         }

@@ -4,13 +4,14 @@
 //! dependences, the tensors that cross HBM, and the grid. Nothing here knows a chip; sizes of arrays and registers come in with
 //! [`crate::timing`].
 
+mod fusions;
 mod layout;
 pub mod library;
 mod lower;
 mod plan;
 
 pub use layout::tiled_elements;
-pub use lower::lower;
+pub use lower::{lower, lower_compiled};
 pub use plan::{Group, Plan, Program};
 
 use crate::dtype::Dtype;
