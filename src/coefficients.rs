@@ -106,8 +106,8 @@ coefficients! {
         "Rescale and add of the accumulator of a flash attention kernel. Starting value: those two.";
     FlashStep = "flash_step", "cycles per pair of blocks", Kernel, 0.0 in 0.0..=3000.0,
         "Work of a step of a TPU flash attention kernel that does not grow with its block: loop control, statistics, alignment of partial lanes. Starting value: none.";
-    ResidentShare = "resident_share", "share of on-chip memory", Tpu, 0.6 in 0.1..=1.0,
-        "What XLA keeps of a large intermediate in VMEM between two kernels. Starting value: gated linear units whose intermediate is a few times the VMEM of v6e and v7x.";
+    ResidentShare = "resident_share", "share of the room", Tpu, 0.5 in 0.1..=0.9,
+        "Share of the VMEM in which XLA keeps results between kernels that an intermediate may take to stay there as a whole; of one that takes all of that room nothing stays. Starting value: half, beside what the kernel that reads it needs.";
     CrossEntropyOps = "cross_entropy_ops", "ALU operations per logit", Kernel, 14.0 in 4.0..=30.0,
         "Maximum, difference, exponential, sum, the position of the label against every column, and what the padding of the vocabulary masks. Starting value: 14 in measured Pallas kernels.";
     CrossEntropyStep = "cross_entropy_step", "cycles per block of logits and depth", Kernel, 0.0 in 0.0..=5000.0,
