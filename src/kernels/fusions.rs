@@ -66,7 +66,13 @@ pub(super) fn split(graph: &Graph, group: &BTreeSet<NodeId>, elsewhere: &BTreeSe
             let mut members = own.clone();
             // Operands come before what reads them, so one pass backwards finds all that is done again.
             for &id in nodes.iter().rev() {
-                let read = || readers.get(&id).into_iter().flatten().any(|r| members.contains(r));
+                let read = || {
+                    readers
+                        .get(&id)
+                        .into_iter()
+                        .flatten()
+                        .any(|r| members.contains(r))
+                };
                 if is_cheap(graph, id) && read() {
                     members.insert(id);
                 }
@@ -85,7 +91,11 @@ pub(super) fn split(graph: &Graph, group: &BTreeSet<NodeId>, elsewhere: &BTreeSe
     let mut exported: BTreeSet<Value> = BTreeSet::new();
     for part in &parts {
         for &id in part.members.iter().filter(|id| !free.contains(*id)) {
-            exported.extend(sources(id).into_iter().filter(|s| !part.members.contains(&s.node)));
+            exported.extend(
+                sources(id)
+                    .into_iter()
+                    .filter(|s| !part.members.contains(&s.node)),
+            );
         }
     }
     for (id, node) in graph.nodes() {
@@ -94,7 +104,11 @@ pub(super) fn split(graph: &Graph, group: &BTreeSet<NodeId>, elsewhere: &BTreeSe
         }
     }
     for (_, output) in graph.outputs() {
-        exported.extend(base(graph, *output).into_iter().filter(|s| !elsewhere.contains(&s.node)));
+        exported.extend(
+            base(graph, *output)
+                .into_iter()
+                .filter(|s| !elsewhere.contains(&s.node)),
+        );
     }
     for part in &mut parts {
         let own = &part.own;

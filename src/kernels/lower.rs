@@ -49,7 +49,13 @@ pub fn lower_compiled(graph: &Graph, plan: &Plan, value: Value, padding: f64) ->
         } else if group.holds(Stage::OutputNorm) {
             members.extend(&late);
         }
-        let in_core = [Stage::Gates, Stage::StateScan, Stage::Output, Stage::Attention, Stage::Whitening];
+        let in_core = [
+            Stage::Gates,
+            Stage::StateScan,
+            Stage::Output,
+            Stage::Attention,
+            Stage::Whitening,
+        ];
         let whole = in_core.into_iter().any(|stage| group.holds(stage));
         // Products of one input are one product of their concatenated weights.
         let parts = if whole || group.holds(Stage::Projections) {
@@ -184,7 +190,11 @@ fn kernel(
         steps_per_program: group
             .program
             .map_or(1, |program| program.chunks.min(grid.sequential)),
-        work: part.own.iter().map(|&id| work::node_work(graph, id)).sum::<Work>(),
+        work: part
+            .own
+            .iter()
+            .map(|&id| work::node_work(graph, id))
+            .sum::<Work>(),
         padding: if in_core { padding } else { 0.0 },
         implementation: Implementation {
             value_tile: group.value_tile,

@@ -271,7 +271,11 @@ fn chunk(
     if delta {
         launches.extend(around(case, sizes, by_channel)?);
     }
-    launches.extend(kernels(case.chip, &layer, plan, one, in_core)?.into_iter().map(Launch::from));
+    launches.extend(
+        kernels(case.chip, &layer, plan, one, in_core)?
+            .into_iter()
+            .map(Launch::from),
+    );
     if by_channel {
         below_the_diagonal(sizes, case.formats.a, &mut launches)?;
     } else if !delta {

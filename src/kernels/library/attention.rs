@@ -523,8 +523,12 @@ fn chunked_on_tpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseErr
         let rest = a.keys % k_chunk;
         let sums = sums_bytes(case, a, queries)?;
         let update = |title: &str| {
-            Body::streaming("accumulate", title)
-                .vector(title, &[a.batch * a.heads * queries, a.value_dim], Cost::alu(1.0), 1)
+            Body::streaming("accumulate", title).vector(
+                title,
+                &[a.batch * a.heads * queries, a.value_dim],
+                Cost::alu(1.0),
+                1,
+            )
         };
         if steps > 0 {
             let (step, resident) = chunk_on_tpu(case, a, queries, k_chunk)?;
@@ -587,8 +591,13 @@ fn chunk_on_tpu(
     let through_memory = |bytes: f64| if resident { 0.0 } else { bytes };
     let (logits, accumulator) = (through_memory(logits), through_memory(accumulator));
     let tokens = |tokens: u64, d: u64| {
-        size(&[batch, tokens, Attention::stored_channels(case, tokens, d), case.bytes()])
-            .map(|bytes| bytes as f64)
+        size(&[
+            batch,
+            tokens,
+            Attention::stored_channels(case, tokens, d),
+            case.bytes(),
+        ])
+        .map(|bytes| bytes as f64)
     };
     let traffic = |a: f64, b: f64, c: f64| Traffic {
         dtype,
