@@ -80,7 +80,9 @@ pub fn lower_compiled(graph: &Graph, plan: &Plan, value: Value, padding: f64) ->
             .filter(|stage| group.holds(*stage))
             .collect();
         let (label, title) = names(group, &stages);
+        let heads = whole.then(|| heads(graph, &parts[0].members)).flatten();
         for kernel in &mut kernels[first..] {
+            kernel.implementation.most_units = heads;
             kernel.label.clone_from(&label);
             kernel.title.clone_from(&title);
         }
@@ -448,18 +450,27 @@ fn grid(graph: &Graph, members: &BTreeSet<NodeId>) -> Option<Grid> {
             sequential: 1,
         });
     }
-    // Kernels of the core without a scan run over (batch, head, chunk): the leading dimensions of their products.
-    let product = members
+    // Kernels of the core without a scan run over (batch, head, chunk).
+    chunked_product(graph, members).map(|leading| Grid {
+        parallel: leading.iter().map(|&d| d as u64).product(),
+        sequential: 1,
+    })
+}
+
+/// Leading dimensions of the products of the core: batch, key heads, value heads of one, chunks.
+fn chunked_product<'a>(graph: &'a Graph, members: &BTreeSet<NodeId>) -> Option<&'a [usize]> {
+    members
         .iter()
         .filter(|&&id| matches!(graph.node(id).op, Op::MatMul { .. }))
         .find_map(|&id| {
             let shape = &graph.node(id).results[0].shape;
-            (shape.rank() >= 6).then(|| shape.dims()[..4].iter().map(|&d| d as u64).product())
-        });
-    product.map(|parallel| Grid {
-        parallel,
-        sequential: 1,
-    })
+            (shape.rank() >= 6).then(|| &shape.dims()[..4])
+        })
+}
+
+/// Heads of a chunk of the core.
+fn heads(graph: &Graph, members: &BTreeSet<NodeId>) -> Option<u64> {
+    chunked_product(graph, members).map(|leading| (leading[1] * leading[2]) as u64)
 }
 
 fn carried_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {

@@ -154,6 +154,8 @@ pub struct Implementation {
     pub issue_share: Option<f64>,
     /// A block that stays on chip over many programs.
     pub resident_block: Option<ResidentBlock>,
+    /// Most units that interleave in a program, where the kernel takes as many as fit: the heads of a chunk, whose chunks are programs of their own.
+    pub most_units: Option<u64>,
 }
 
 /// One launch.
