@@ -112,8 +112,8 @@ coefficients! {
         "Rescale and add of the accumulator of a flash attention kernel. Starting value: those two.";
     FlashStep = "flash_step", "cycles per pair of blocks", Kernel, 0.0 in 0.0..=3000.0,
         "Work of a step of a TPU flash attention kernel that does not grow with its block: loop control, statistics, alignment of partial lanes. Starting value: none.";
-    ResidentShare = "resident_share", "share of on-chip memory", Tpu, 0.6 in 0.1..=1.0,
-        "What XLA keeps of a large intermediate in VMEM between two kernels. Starting value: gated linear units whose intermediate is a few times the VMEM of v6e and v7x.";
+    ResidentShare = "resident_share", "share of the room", Tpu, 0.5 in 0.1..=0.9,
+        "Share of the VMEM in which XLA keeps results between kernels that an intermediate may take to stay there as a whole; of one that takes all of that room nothing stays. Starting value: half, beside what the kernel that reads it needs.";
     CrossEntropyOps = "cross_entropy_ops", "ALU operations per logit", Kernel, 14.0 in 4.0..=30.0,
         "Maximum, difference, exponential, sum, the position of the label against every column, and what the padding of the vocabulary masks. Starting value: 14 in measured Pallas kernels.";
     CrossEntropyStep = "cross_entropy_step", "cycles per block of logits and depth", Kernel, 0.0 in 0.0..=5000.0,
@@ -126,10 +126,14 @@ coefficients! {
         "A program of a GPU that finds no row of its group still clears its sums and passes its masked stores, an instruction of four warps at a time. Starting value: Triton calls whose time is that of `groups * row blocks * column blocks` programs, 1.4 to 1.6 on H100, 2.1 on A100, 2.7 on B200.";
     StateOps = "state_ops", "ALU operations per state element and token", Kernel, 7.6 in 3.0..=16.0,
         "Decay, product with the key and its sum, outer product and sum, product with the query and its sum. Starting value: 7.6 in measured decode kernels of v7x.";
+    LoopKernel = "loop_kernel", "us per kernel and further core", Kernel, 0.8 in 0.0..=3.0,
+        "A small kernel inside a loop of XLA on a device of several cores, which meet before and after it. Starting value: loops over tokens, three times as long on v5p as on v6e.";
     DecodeSequence = "decode_sequence", "cycles per sequence", Kernel, 346.0 in 0.0..=4000.0,
         "Scalar work of the fused convolution and GDN kernel per sequence when it decodes. Starting value: measured calls on v7x.";
     DecodeHead = "decode_head", "cycles per head and token", Kernel, 24.0 in 0.0..=400.0,
         "Scalar work of the fused convolution and GDN kernel per head and token when it decodes. Starting value: measured calls on v7x.";
+    PrefillSequence = "prefill_sequence", "cycles per sequence", Kernel, 7000.0 in 0.0..=30000.0,
+        "Prologue and epilogue of a sequence in the fused convolution and GDN kernel when it prefills: transfers of its states and of its first and last tiles, one after the other. Starting value: measured calls on v7x whose sequences are one to three chunks long.";
     GpuFlashEfficiency = "gpu_flash_efficiency", "share", Kernel, 0.9 in 0.3..=1.0,
         "What is left of the issue efficiency in a GPU flash attention kernel, whose two halves wait for each other at barriers. Starting value: little is lost.";
     GpuFlashOps = "gpu_flash_ops", "ALU operations per score", Kernel, 2.5 in 0.5..=10.0,

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{ColumnReads, Grid, Group, Implementation, Kernel, KernelOp, OpKind, Plan, Transfer, VectorCost};
+use super::{
+    ColumnReads, Grid, Group, Implementation, Kernel, KernelOp, OpKind, Plan, Transfer, VectorCost, fusions,
+};
 use crate::graph::{Graph, Node, NodeId, Op, Role, Scan, Shape, Stage, Value, Work, work};
 
 /// Lowers the nodes of every group of the plan to one kernel; a group without arithmetic gives none.
@@ -16,59 +18,130 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
     plan.groups
         .iter()
         .filter_map(|group| {
-            let members = members(graph, plan, group);
-            let mut lowering = Lowering {
-                graph,
-                members: &members,
-                downstream: &downstream,
-                ops: Vec::new(),
-                produced_by: BTreeMap::new(),
+            let part = Part {
+                recomputed: recomputed.clone(),
+                ..Part::whole(members(graph, plan, group))
             };
-            for &id in &members {
-                lowering.node(id);
-            }
-            let ops = lowering.ops;
-            if ops.is_empty() {
-                return None;
-            }
-            let (reads, writes) = transfers(graph, &members, &recomputed);
-            let grid = grid(graph, &members);
-            let streams = grid.is_none();
-            let grid = grid.unwrap_or(Grid {
-                parallel: 1,
-                sequential: 1,
-            });
-            let carried_bytes = carried_bytes(graph, &members) / grid.parallel.max(1);
-            let live_bytes =
-                live_bytes(graph, &members) / grid.steps().max(1) + pair_live_bytes(graph, &members);
-            let in_core = group.first >= crate::graph::Stage::Gates || carried_bytes > 0;
-            // A group of which a layer has one stage is called by that stage.
-            let mut stages = ops.iter().map(|op| op.stage);
-            let first = stages.next();
-            let only = first.filter(|stage| group.first != group.last && stages.all(|other| other == *stage));
-            Some(Kernel {
-                label: only.map_or_else(|| group.label(), |stage| stage.name().to_owned()),
-                title: only.map_or_else(|| group.title(), |stage| stage.title().to_owned()),
-                ops,
-                reads,
-                writes,
-                grid,
-                streams,
-                carried_bytes,
-                live_bytes,
-                units_per_program: group.program.map(|program| program.heads),
-                steps_per_program: group
-                    .program
-                    .map_or(1, |program| program.chunks.min(grid.sequential)),
-                work: members.iter().map(|&id| work::node_work(graph, id)).sum::<Work>(),
-                padding: if in_core { padding } else { 0.0 },
-                implementation: Implementation {
-                    value_tile: group.value_tile,
-                    ..Implementation::default()
-                },
-            })
+            kernel(graph, group, &part, &downstream, padding)
         })
         .collect()
+}
+
+/// As [`lower`], the way XLA compiles a layer for a TPU: kernels of the core are written by hand and stay whole, a group of stages around it becomes as many
+/// kernels as XLA's fusions, which keep the label of the group. What a core kernel other than the fused one returns is in f32, rounded by its readers.
+///
+/// Source of the fusions: measured norms, which read their operand once for every statistic and once more; measured gated linear units, whose intermediate is
+/// written in f32 and read back; see [`super::fusions::split`]. Source of the f32 output: the second kernel of Tokamax KDA.
+#[must_use]
+pub fn lower_compiled(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kernel> {
+    let downstream = descendants(graph, value.node);
+    let late: BTreeSet<NodeId> = if plan.groups.iter().any(rounds_late) {
+        last_roundings(graph)
+    } else {
+        BTreeSet::new()
+    };
+    let mut kernels = Vec::new();
+    for group in &plan.groups {
+        let mut members = nodes_of(graph, |stage| group.holds(stage));
+        if group.holds(Stage::Output) {
+            members.retain(|id| !late.contains(id));
+        } else if group.holds(Stage::OutputNorm) {
+            members.extend(&late);
+        }
+        let in_core = [
+            Stage::Gates,
+            Stage::StateScan,
+            Stage::Output,
+            Stage::Attention,
+            Stage::Whitening,
+        ];
+        let whole = in_core.into_iter().any(|stage| group.holds(stage));
+        // Products of one input are one product of their concatenated weights.
+        let parts = if whole || group.holds(Stage::Projections) {
+            vec![Part::whole(members)]
+        } else {
+            fusions::split(graph, &members, &late)
+        };
+        let first = kernels.len();
+        kernels.extend(
+            parts
+                .iter()
+                .filter_map(|part| kernel(graph, group, part, &downstream, padding)),
+        );
+        // Fusions of a group that is called by its only stage are called alike.
+        let stages: BTreeSet<Stage> = kernels[first..]
+            .iter()
+            .flat_map(|kernel: &Kernel| kernel.ops.iter().map(|op| op.stage))
+            .filter(|stage| group.holds(*stage))
+            .collect();
+        let (label, title) = names(group, &stages);
+        let heads = whole.then(|| heads(graph, &parts[0].members)).flatten();
+        for kernel in &mut kernels[first..] {
+            kernel.implementation.most_units = heads;
+            kernel.label.clone_from(&label);
+            kernel.title.clone_from(&title);
+        }
+    }
+    kernels
+}
+
+/// Whether the output of the core leaves a kernel that is not the fused one.
+fn rounds_late(group: &Group) -> bool {
+    group.holds(Stage::Output) && group.first >= Stage::StateScan
+}
+
+/// Roundings that nothing in the output stage reads.
+fn last_roundings(graph: &Graph) -> BTreeSet<NodeId> {
+    let output = nodes_of(graph, |stage| stage == Stage::Output);
+    let mut last: BTreeSet<NodeId> = output
+        .iter()
+        .copied()
+        .filter(|&id| matches!(graph.node(id).op, Op::Cast))
+        .collect();
+    for &id in &output {
+        if !is_free(graph.node(id)) {
+            for operand in graph.operands(id) {
+                for source in base(graph, operand) {
+                    last.remove(&source.node);
+                }
+            }
+        }
+    }
+    last
+}
+
+/// The nodes of the stages that `holds` picks, inputs excepted.
+fn nodes_of(graph: &Graph, holds: impl Fn(Stage) -> bool) -> BTreeSet<NodeId> {
+    graph
+        .nodes()
+        .filter(|(_, node)| holds(node.stage) && !matches!(node.op, Op::Input { .. }))
+        .map(|(id, _)| id)
+        .collect()
+}
+
+/// The nodes of one kernel.
+#[derive(Debug, Clone)]
+pub(super) struct Part {
+    /// All it executes.
+    pub(super) members: BTreeSet<NodeId>,
+    /// Those that no other kernel of the group counts as its own; the rest is done again for what reads it.
+    pub(super) own: BTreeSet<NodeId>,
+    /// What it writes for others; `None` where no other kernel shares its members, so that every use outside shows.
+    pub(super) exports: Option<BTreeSet<Value>>,
+    /// Stages that some launch computes again where it needs them, all of what it needs.
+    pub(super) recomputed: BTreeSet<Stage>,
+}
+
+impl Part {
+    /// Nodes of a group that is one kernel.
+    fn whole(members: BTreeSet<NodeId>) -> Self {
+        Part {
+            own: members.clone(),
+            members,
+            exports: None,
+            recomputed: BTreeSet::new(),
+        }
+    }
 }
 
 /// The nodes that a launch executes. Of a stage that another launch computes again where it is used, a launch keeps what others than that one need, and of a
@@ -124,6 +197,76 @@ fn ancestors(graph: &Graph, of: BTreeSet<NodeId>) -> BTreeSet<NodeId> {
     seen
 }
 
+/// Label and title of a group of which a layer has these stages: that of the only stage, where there is one.
+fn names(group: &Group, stages: &BTreeSet<Stage>) -> (String, String) {
+    match stages.first() {
+        Some(only) if stages.len() == 1 && group.first != group.last => {
+            (only.name().to_owned(), only.title().to_owned())
+        }
+        _ => (group.label(), group.title()),
+    }
+}
+
+fn kernel(
+    graph: &Graph,
+    group: &Group,
+    part: &Part,
+    downstream: &BTreeSet<NodeId>,
+    padding: f64,
+) -> Option<Kernel> {
+    let members = &part.members;
+    let mut lowering = Lowering {
+        graph,
+        members,
+        downstream,
+        ops: Vec::new(),
+        produced_by: BTreeMap::new(),
+    };
+    for &id in members {
+        lowering.node(id);
+    }
+    let ops = lowering.ops;
+    if ops.is_empty() {
+        return None;
+    }
+    let (reads, writes) = transfers(graph, part);
+    let grid = grid(graph, members);
+    let streams = grid.is_none();
+    let grid = grid.unwrap_or(Grid {
+        parallel: 1,
+        sequential: 1,
+    });
+    let carried_bytes = carried_bytes(graph, members) / grid.parallel.max(1);
+    let live_bytes = live_bytes(graph, members) / grid.steps().max(1) + pair_live_bytes(graph, members);
+    let in_core = group.first >= Stage::Gates || carried_bytes > 0;
+    let (label, title) = names(group, &ops.iter().map(|op| op.stage).collect());
+    Some(Kernel {
+        label,
+        title,
+        ops,
+        reads,
+        writes,
+        grid,
+        streams,
+        carried_bytes,
+        live_bytes,
+        units_per_program: group.program.map(|program| program.heads),
+        steps_per_program: group
+            .program
+            .map_or(1, |program| program.chunks.min(grid.sequential)),
+        work: part
+            .own
+            .iter()
+            .map(|&id| work::node_work(graph, id))
+            .sum::<Work>(),
+        padding: if in_core { padding } else { 0.0 },
+        implementation: Implementation {
+            value_tile: group.value_tile,
+            ..Implementation::default()
+        },
+    })
+}
+
 /// Nodes reachable from `from`, itself included.
 fn descendants(graph: &Graph, from: NodeId) -> BTreeSet<NodeId> {
     let mut seen = BTreeSet::from([from]);
@@ -141,7 +284,7 @@ fn descendants(graph: &Graph, from: NodeId) -> BTreeSet<NodeId> {
 }
 
 /// The values behind a chain of views.
-fn base(graph: &Graph, value: Value) -> Vec<Value> {
+pub(super) fn base(graph: &Graph, value: Value) -> Vec<Value> {
     sources(graph, value)
         .into_iter()
         .map(|(source, _)| source)
@@ -183,18 +326,15 @@ fn keeps_minor(permutation: &[usize]) -> bool {
 }
 
 /// Whether a node is only an address computation: views, except transposes that move the minor dimension.
-fn is_free(node: &Node) -> bool {
+pub(super) fn is_free(node: &Node) -> bool {
     match &node.op {
         Op::Transpose { permutation } => keeps_minor(permutation),
         op => op.is_view(),
     }
 }
 
-fn transfers(
-    graph: &Graph,
-    members: &BTreeSet<NodeId>,
-    recomputed: &BTreeSet<Stage>,
-) -> (Vec<Transfer>, Vec<Transfer>) {
+fn transfers(graph: &Graph, part: &Part) -> (Vec<Transfer>, Vec<Transfer>) {
+    let members = &part.members;
     // Bytes of the views through which an outside value is read, capped by the value itself: a kernel that takes two
     // slices of a tensor reads their sum, one that takes a tensor and a slice of it reads the tensor once.
     let mut read: BTreeMap<Value, BTreeMap<Value, u64>> = BTreeMap::new();
@@ -226,16 +366,18 @@ fn transfers(
                     read.entry(source).or_default().insert(operand, seen);
                 }
                 // Who computes a stage again computes all of it that is needed there.
-                let again = graph.node(source.node).stage == node.stage && recomputed.contains(&node.stage);
-                if !inside && source_inside && !on_chip && !again {
+                let again =
+                    graph.node(source.node).stage == node.stage && part.recomputed.contains(&node.stage);
+                if !inside && source_inside && !on_chip && !again && part.exports.is_none() {
                     written.insert(source);
                 }
             }
         }
     }
+    written.extend(part.exports.iter().flatten());
     for (_, output) in graph.outputs() {
         let bases = base(graph, *output);
-        let copies = members.contains(&output.node)
+        let copies = part.own.contains(&output.node)
             && is_free(graph.node(output.node))
             && bases.iter().any(|source| {
                 !members.contains(&source.node)
@@ -247,7 +389,8 @@ fn transfers(
             continue;
         }
         for source in bases {
-            if members.contains(&source.node) && !matches!(graph.node(source.node).op, Op::Fill(_)) {
+            let own = part.own.contains(&source.node) && part.exports.is_none();
+            if own && !matches!(graph.node(source.node).op, Op::Fill(_)) {
                 written.insert(source);
             }
         }
@@ -372,18 +515,27 @@ fn grid(graph: &Graph, members: &BTreeSet<NodeId>) -> Option<Grid> {
             sequential: 1,
         });
     }
-    // Kernels of the core without a scan run over (batch, head, chunk): the leading dimensions of their products.
-    let product = members
+    // Kernels of the core without a scan run over (batch, head, chunk).
+    chunked_product(graph, members).map(|leading| Grid {
+        parallel: leading.iter().map(|&d| d as u64).product(),
+        sequential: 1,
+    })
+}
+
+/// Leading dimensions of the products of the core: batch, key heads, value heads of one, chunks.
+fn chunked_product<'a>(graph: &'a Graph, members: &BTreeSet<NodeId>) -> Option<&'a [usize]> {
+    members
         .iter()
         .filter(|&&id| matches!(graph.node(id).op, Op::MatMul { .. }))
         .find_map(|&id| {
             let shape = &graph.node(id).results[0].shape;
-            (shape.rank() >= 6).then(|| shape.dims()[..4].iter().map(|&d| d as u64).product())
-        });
-    product.map(|parallel| Grid {
-        parallel,
-        sequential: 1,
-    })
+            (shape.rank() >= 6).then(|| &shape.dims()[..4])
+        })
+}
+
+/// Heads of a chunk of the core.
+fn heads(graph: &Graph, members: &BTreeSet<NodeId>) -> Option<u64> {
+    chunked_product(graph, members).map(|leading| (leading[1] * leading[2]) as u64)
 }
 
 fn carried_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {

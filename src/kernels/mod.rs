@@ -4,13 +4,14 @@
 //! dependences, the tensors that cross HBM, and the grid. Nothing here knows a chip; sizes of arrays and registers come in with
 //! [`crate::timing`].
 
+mod fusions;
 mod layout;
 pub mod library;
 mod lower;
 mod plan;
 
 pub use layout::tiled_elements;
-pub use lower::lower;
+pub use lower::{lower, lower_compiled};
 pub use plan::{Group, Plan, Program};
 
 use crate::dtype::Dtype;
@@ -160,6 +161,8 @@ pub struct Implementation {
     pub cache_bytes: f64,
     /// Loads of a step of a GPU kernel that wait for device memory one after the other because nothing fetches them ahead; a share where only some steps do.
     pub exposed_loads: f64,
+    /// Most units that interleave in a program, where the kernel takes as many as fit: the heads of a chunk, whose chunks are programs of their own.
+    pub most_units: Option<u64>,
 }
 
 /// One launch.

@@ -7,7 +7,7 @@ use crate::dtype::Dtype;
 use crate::graph::Precision;
 use crate::hardware::{Architecture, Chip};
 use crate::kernels::library::{self, Case, CaseError, Formats, Launch, Params, Recurrent};
-use crate::kernels::{Group, Implementation, Kernel, Plan, Program, Transfer, lower};
+use crate::kernels::{Group, Implementation, Kernel, OpKind, Plan, Program, Transfer, lower, lower_compiled};
 use crate::layer::{DecayGate, GramVariant, InitialState, InverseVariant, Layer, StateFormat};
 use crate::mechanisms::{self, Granularity, LayerGraph, Mechanism, gram_variants};
 use crate::workload::{self, Workload};
@@ -19,6 +19,11 @@ const CHUNK: u64 = 64;
 const FUSED_WRAPPER_KERNELS: u64 = 36;
 /// Largest chunk of the fused kernel, and the largest where it has at least 64 value heads. Source: its code.
 const FUSED_CHUNKS: [u64; 2] = [128, 64];
+/// Heads of a chunk that interleave in the fused kernel, at most; more follow in further groups. Source: measured prefills of 2048 tokens take 98, 144, 296 and 664 us
+/// for 8, 16, 32 and 64 value heads, so that the chain of the inverse is paid again from 16 heads on.
+const FUSED_HEADS: u64 = 16;
+/// Rows of a block of the substitution of the fused kernel; blocks past the end of a sequence are skipped. Source: measured prefills of 64 tokens in tiles of 128.
+const FUSED_BLOCK: u64 = 16;
 /// Largest extent of a layer that a case may ask for.
 const LARGEST_EXTENT: u64 = 1 << 24;
 
@@ -209,6 +214,7 @@ impl Sizes {
 
 /// Kernels of the groups of a plan that `keep` picks.
 fn kernels(
+    chip: &Chip,
     layer: &Layer,
     plan: &str,
     program: Program,
@@ -220,6 +226,10 @@ fn kernels(
         Plan::named(plan, program).ok_or_else(|| CaseError::Unsupported(format!("no plan `{plan}`")))?;
     plan.groups.retain(keep);
     let padding = 1.0 - layer.tokens as f64 / layer.padded_tokens() as f64;
+    let lower = match chip.architecture {
+        Architecture::Tpu => lower_compiled,
+        Architecture::Gpu => lower,
+    };
     Ok(lower(&graph, &plan, core.value, padding))
 }
 
@@ -282,7 +292,7 @@ fn chunk(
     if delta {
         launches.extend(around(case, sizes, by_channel)?);
     }
-    let core = kernels(&layer, plan, one, in_core)?;
+    let core = kernels(case.chip, &layer, plan, one, in_core)?;
     launches.extend(
         core.into_iter()
             .map(|kernel| in_tiles(kernel, sizes, granularity, case.formats.a).into()),
@@ -325,7 +335,7 @@ fn chunk(
 /// Heads that a program of Tokamax KDA works on side by side, at most. Source: its code, which takes as many as fit into its VMEM budget.
 const TOKAMAX_HEADS: u64 = 16;
 
-/// The two kernels of Tokamax KDA for a delta rule: products with the f32 state in six passes, an inverse by block products of 8 rows at default precision. Its operands
+/// The two kernels of Tokamax KDA for a delta rule: products of the scan in six passes, an inverse by block products of 8 rows at default precision. Its operands
 /// stand by head, so queries, keys, values and decays are copied into that layout and the output out of it. Mechanisms without a solve have no such kernels; their stages run one by one.
 fn on_tpu(case: &Case<'_>, sizes: Sizes, mut layer: Layer, delta: bool) -> Result<Vec<Launch>, CaseError> {
     let program = Program {
@@ -333,7 +343,7 @@ fn on_tpu(case: &Case<'_>, sizes: Sizes, mut layer: Layer, delta: bool) -> Resul
         chunks: 1,
     };
     if !delta {
-        let launches = kernels(&layer, "unfused", program, in_core)?;
+        let launches = kernels(case.chip, &layer, "unfused", program, in_core)?;
         return Ok(launches.into_iter().map(Launch::from).collect());
     }
     layer.state_precision = Precision::Highest;
@@ -353,12 +363,21 @@ fn on_tpu(case: &Case<'_>, sizes: Sizes, mut layer: Layer, delta: bool) -> Resul
     if (layer.mechanism.granularity)(&layer) == Granularity::Channel {
         launches.push(copy("decays by head", keys)?);
     }
-    launches.extend(
-        kernels(&layer, "tokamax", program, in_core)?
-            .into_iter()
-            .map(Launch::from),
-    );
-    launches.push(copy("output by token", values)?);
+    let mut core = kernels(case.chip, &layer, "tokamax", program, in_core)?;
+    for op in core.iter_mut().flat_map(|kernel| &mut kernel.ops) {
+        // The update of the state takes f32 operands and six passes like the read in the scan; the output reads it at the default precision.
+        if let OpKind::Product { dtype, passes, .. } = &mut op.kind {
+            match op.stage {
+                Stage::StateScan => (*dtype, *passes) = (Dtype::F32, Precision::Highest.passes()),
+                Stage::Output => *passes = Precision::Default.passes(),
+                _ => {}
+            }
+        }
+    }
+    launches.extend(core.into_iter().map(Launch::from));
+    // The second kernel returns f32; the copy rounds.
+    let sums = values / case.bytes() as f64 * Dtype::F32.bytes() as f64;
+    launches.push(library::stream("copy", "output by token", [sums, values], case.formats.a)?.into());
     Ok(launches)
 }
 
@@ -504,12 +523,15 @@ fn shipped_workload(case: &Case<'_>, name: &str) -> Result<Workload, CaseError> 
 }
 
 /// The launches of some groups of a plan of a workload.
-fn launches_of(workload: &Workload, plan: &Plan) -> Result<Vec<Launch>, CaseError> {
+fn launches_of(chip: &Chip, workload: &Workload, plan: &Plan) -> Result<Vec<Launch>, CaseError> {
     let layer = &workload.layer;
     let LayerGraph { graph, core } = mechanisms::build(layer)
         .map_err(|error| CaseError::Unsupported(format!("cannot build the graph: {error}")))?;
     let padding = 1.0 - layer.tokens as f64 / layer.padded_tokens() as f64;
-    let kernels = lower(&graph, plan, core.value, padding);
+    let kernels = match chip.architecture {
+        Architecture::Tpu => lower_compiled(&graph, plan, core.value, padding),
+        Architecture::Gpu => lower(&graph, plan, core.value, padding),
+    };
     Ok(kernels.into_iter().map(Launch::from).collect())
 }
 
@@ -528,7 +550,7 @@ fn layer_stage(case: &Case<'_>, name: &str) -> Result<Vec<Launch>, CaseError> {
     let workload = shipped_workload(case, name)?;
     let stage = case.text("stage").unwrap_or_default();
     let plan = plan_of(&workload, case.text("plan").unwrap_or("unfused"))?;
-    let mut launches = launches_of(&workload, &plan)?;
+    let mut launches = launches_of(case.chip, &workload, &plan)?;
     let labels = crate::config::listed(launches.iter().map(|launch| launch.kernel.label.as_str()));
     launches.retain(|launch| launch.kernel.label == stage);
     if launches.is_empty() {
@@ -583,7 +605,7 @@ fn core_kernel(case: &Case<'_>, name: &str) -> Result<Vec<Launch>, CaseError> {
     for group in &mut plan.groups {
         group.first = Stage::Gates;
     }
-    launches_of(&workload, &plan)
+    launches_of(case.chip, &workload, &plan)
 }
 
 /// `MECHANISM_decode`.
@@ -741,26 +763,42 @@ fn fused(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
         )?;
         launches.push(kernel.into());
     }
+    let chunk = mixed_tile.min(FUSED_CHUNKS[usize::from(value_heads >= 64)]);
     for (length, count) in lengths.into_iter().filter(|(length, _)| *length > 1) {
-        let sizes = Sizes {
-            batch: count,
-            tokens: length,
-            key_heads,
-            value_heads,
-            key_dim,
-            value_dim,
-            chunk: mixed_tile.min(FUSED_CHUNKS[usize::from(value_heads >= 64)]),
-        };
-        let mut layer = sizes.layer(usual_layer(mechanism(case.op, "gdn")?)?, case.formats.a)?;
-        layer.initial_state = InitialState::Given;
-        layer.conv_width = conv.min(length) as usize;
-        // All heads of a chunk in one program.
-        let program = Program {
-            heads: value_heads,
-            chunks: 1,
-        };
-        let kernels = kernels(&layer, "fused", program, |group| group.holds(Stage::StateScan))?;
-        launches.extend(kernels.into_iter().map(Launch::from));
+        // Whole chunks, and what is left of the sequence in a chunk of as many blocks of rows as it needs.
+        let whole = length / chunk * chunk;
+        let rest = length - whole;
+        let mut around = case.coefficient(Coefficient::PrefillSequence);
+        for (tokens, chunk) in [(whole, chunk), (rest, rest.next_multiple_of(FUSED_BLOCK))] {
+            if tokens == 0 {
+                continue;
+            }
+            let sizes = Sizes {
+                batch: count,
+                tokens,
+                key_heads,
+                value_heads,
+                key_dim,
+                value_dim,
+                chunk,
+            };
+            let mut layer = sizes.layer(usual_layer(mechanism(case.op, "gdn")?)?, case.formats.a)?;
+            layer.initial_state = InitialState::Given;
+            layer.conv_width = conv.min(length) as usize;
+            let program = Program {
+                heads: value_heads.min(FUSED_HEADS),
+                chunks: 1,
+            };
+            let core = |group: &Group| group.holds(Stage::StateScan);
+            let mut kernels = kernels(case.chip, &layer, "fused", program, core)?;
+            for kernel in &mut kernels {
+                // Nothing of a sequence is fetched before the one before it is done, and its states leave before the next begins.
+                let programs = value_heads.div_ceil(program.heads) * kernel.grid.sequential;
+                kernel.implementation.program_cycles = around / programs.max(1) as f64;
+            }
+            around = 0.0;
+            launches.extend(kernels.into_iter().map(Launch::from));
+        }
     }
     Ok(launches)
 }

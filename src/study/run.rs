@@ -7,7 +7,7 @@ use crate::config::{ConfigError, Document};
 use crate::dtype::Dtype;
 use crate::graph::{BuildError, Stage};
 use crate::hardware::{self, Architecture, Calibration, Chip, Evidence, Interval, Kind};
-use crate::kernels::{Kernel, Plan, lower};
+use crate::kernels::{Kernel, Plan, lower, lower_compiled};
 use crate::layer::{Layer, Pass};
 use crate::mechanisms::{self, LayerGraph};
 use crate::report::result::{
@@ -83,17 +83,17 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
     let mut chips = Vec::new();
     for (chip, _) in request.chips {
         let mut plans = Vec::new();
-        for (plan, kernels) in &lowered {
+        for lowered in &lowered {
             let reference = baseline.as_ref().and_then(|(_, plans)| {
                 plans
                     .iter()
-                    .find(|(candidate, _)| candidate.name == plan.name)
-                    .map(|(_, kernels)| kernels)
+                    .find(|candidate| candidate.plan.name == lowered.plan.name)
+                    .map(|reference| reference.on(chip))
             });
             plans.push(time_plan(
                 workload,
-                plan,
-                kernels,
+                &lowered.plan,
+                lowered.on(chip),
                 reference,
                 Measure {
                     chip,
@@ -149,8 +149,30 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
     Ok(result)
 }
 
-/// Kernels of every plan of a workload; the graph is built once.
-pub(super) fn lower_all(workload: &Workload) -> Result<Vec<(Plan, Vec<Kernel>)>, RunError> {
+/// The kernels of a plan.
+#[derive(Debug, Clone)]
+pub(super) struct LoweredPlan {
+    /// The plan.
+    pub(super) plan: Plan,
+    /// As a TPU runs it.
+    tpu: Vec<Kernel>,
+    /// As a GPU runs it.
+    gpu: Vec<Kernel>,
+}
+
+impl LoweredPlan {
+    /// The kernels on a chip, in order of execution; those of a row of the stage table have its label and stand together.
+    pub(super) fn on(&self, chip: &Chip) -> &[Kernel] {
+        match chip.architecture {
+            Architecture::Tpu => &self.tpu,
+            Architecture::Gpu => &self.gpu,
+        }
+    }
+}
+
+/// Kernels of every plan of a workload; the graph is built once. What stands around the core is compiled on a TPU; on a GPU every row is a kernel, because
+/// norms and short convolutions are kernels of libraries there.
+pub(super) fn lower_all(workload: &Workload) -> Result<Vec<LoweredPlan>, RunError> {
     let LayerGraph { graph, core } =
         mechanisms::build(&workload.layer).map_err(|source| RunError::Build {
             name: workload.name.clone(),
@@ -160,7 +182,11 @@ pub(super) fn lower_all(workload: &Workload) -> Result<Vec<(Plan, Vec<Kernel>)>,
     Ok(workload
         .plans
         .iter()
-        .map(|plan| (plan.clone(), lower(&graph, plan, core.value, padding)))
+        .map(|plan| LoweredPlan {
+            plan: plan.clone(),
+            tpu: lower_compiled(&graph, plan, core.value, padding),
+            gpu: lower(&graph, plan, core.value, padding),
+        })
         .collect())
 }
 
@@ -217,7 +243,10 @@ pub fn plan_times(
     let measure = Measure { chip, intervals };
     lower_all(workload)?
         .iter()
-        .map(|(plan, kernels)| time_plan(workload, plan, kernels, None, measure, &mut Vec::new()))
+        .map(|lowered| {
+            let kernels = lowered.on(chip);
+            time_plan(workload, &lowered.plan, kernels, None, measure, &mut Vec::new())
+        })
         .collect()
 }
 
@@ -225,12 +254,12 @@ fn time_plan(
     workload: &Workload,
     plan: &Plan,
     kernels: &[Kernel],
-    baseline: Option<&Vec<Kernel>>,
+    baseline: Option<&[Kernel]>,
     Measure { chip, intervals }: Measure<'_>,
     warnings: &mut Vec<String>,
 ) -> Result<PlanResult, RunError> {
     let published = workload.published.as_ref().filter(|p| p.chip == chip.name);
-    let mut stages = Vec::new();
+    let mut stages: Vec<StageResult> = Vec::new();
     for kernel in kernels {
         let time = time_kernel(kernel, chip);
         let invariant = |what: String| RunError::Invariant {
@@ -250,12 +279,16 @@ fn time_plan(
                 .map(|row| row.time_us)
         });
         let interval = interval(kernel, &workload.layer, chip, time.total_us, intervals);
-        stages.push(StageResult {
+        let next = StageResult {
             low_us: interval.map(|interval| interval.low_us),
             high_us: interval.map(|interval| interval.high_us),
             interval_from: interval.map(|interval| interval.evidence),
             ..stage_result(kernel, &time, published_us)
-        });
+        };
+        match stages.last_mut() {
+            Some(row) if row.stage == next.stage => *row = joined(row, &next),
+            _ => stages.push(next),
+        }
     }
     let total_us: f64 = stages.iter().map(|s| s.time_us).sum();
     let baseline_us =
@@ -390,6 +423,59 @@ fn stage_result(kernel: &Kernel, time: &KernelTime, published_us: Option<f64>) -
         grid_parallel: time.grid_parallel,
         grid_sequential: kernel.grid.sequential,
         published_us,
+    }
+}
+
+/// A row of two kernels, one after the other. What cannot be added up is that of the longer one.
+fn joined(first: &StageResult, second: &StageResult) -> StageResult {
+    let longer = if second.time_us > first.time_us {
+        second
+    } else {
+        first
+    };
+    let time_us = first.time_us + second.time_us;
+    let sum = |of: fn(&StageResult) -> f64| of(first) + of(second);
+    let share = |of: fn(&StageResult) -> f64| (sum(of) / time_us).min(1.0);
+    let both = |a: Option<f64>, b: Option<f64>| Some(a? + b?);
+    let mxu_us = sum(|row| row.mxu_us);
+    StageResult {
+        stage: first.stage.clone(),
+        title: first.title.clone(),
+        time_us,
+        low_us: both(first.low_us, second.low_us),
+        high_us: both(first.high_us, second.high_us),
+        // The weaker of both.
+        interval_from: first
+            .interval_from
+            .zip(second.interval_from)
+            .map(|(a, b)| a.max(b)),
+        bound: longer.bound,
+        next_bound: longer.next_bound,
+        mxu_us,
+        vpu_us: sum(|row| row.vpu_us),
+        transcendental_us: sum(|row| row.transcendental_us),
+        cross_lane_us: sum(|row| row.cross_lane_us),
+        hbm_us: sum(|row| row.hbm_us),
+        latency_us: sum(|row| row.latency_us),
+        launch_us: sum(|row| row.launch_us),
+        flops: first.flops + second.flops,
+        vector_ops: first.vector_ops + second.vector_ops,
+        transcendentals: first.transcendentals + second.transcendentals,
+        hbm_bytes: first.hbm_bytes + second.hbm_bytes,
+        mxu_busy: share(|row| row.mxu_us),
+        vpu_busy: share(|row| row.vpu_us),
+        hbm_busy: share(|row| row.hbm_us),
+        mxu_lane: if mxu_us > 0.0 {
+            sum(|row| row.mxu_lane * row.mxu_us) / mxu_us
+        } else {
+            0.0
+        },
+        mxu_achieved: sum(|row| row.mxu_achieved * row.time_us) / time_us,
+        padding: first.padding.max(second.padding),
+        vmem_bytes: first.vmem_bytes.max(second.vmem_bytes),
+        grid_parallel: longer.grid_parallel,
+        grid_sequential: longer.grid_sequential,
+        published_us: first.published_us,
     }
 }
 

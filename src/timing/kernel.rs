@@ -364,7 +364,13 @@ fn value_parts(kernel: &Kernel, chip: &Chip, capacity: u64, remarks: &mut Vec<Re
 fn units_per_program(kernel: &Kernel, parallel: u64, parts: u64, cores: u64, capacity: u64) -> u64 {
     let wanted = kernel.units_per_program.unwrap_or_else(|| {
         let per_unit = working_set(kernel, parts, 1).max(1);
-        let most = (capacity / per_unit).clamp(1, MOST_UNITS_PER_PROGRAM);
+        let most = kernel
+            .implementation
+            .most_units
+            .map_or(MOST_UNITS_PER_PROGRAM, |most| {
+                most.clamp(1, MOST_UNITS_PER_PROGRAM)
+            });
+        let most = (capacity / per_unit).clamp(1, most);
         // Programs of equal size: 11 units on two cores are 6 and 5, not three programs of 5.
         let of_a_core = parallel.div_ceil(cores.max(1));
         of_a_core.div_ceil(of_a_core.div_ceil(most).max(1))

@@ -9,6 +9,7 @@
 //! Operations of the loop that carries the state cannot be grouped over the chunks of a head; they appear once per chunk, in a row.
 
 use super::unit::{Lane, Occupancy, occupancy};
+use super::vector;
 use crate::hardware::Chip;
 use crate::kernels::Kernel;
 
@@ -293,10 +294,13 @@ fn place_loop(
     }
 }
 
-/// What one instance of an operation asks of a core; one of a loop inside the step delays it by the
+/// What one instance of an operation asks of a core; a carried state that the registers do not hold is loaded and stored by each; one of a loop inside the step delays it by the
 /// latency of every trip, one that only some steps execute by its share of the latency.
 fn of_op(op: &crate::kernels::KernelOp, chip: &Chip, cut: Cut) -> Occupancy {
-    let cost = occupancy(chip, &op.kind, op.value_columns, cut.value_parts);
+    let mut cost = occupancy(chip, &op.kind, op.value_columns, cut.value_parts);
+    if op.carried {
+        cost.vector[3] = cost.vector[3].max(vector::through_memory(chip, &op.kind));
+    }
     Occupancy {
         latency: cost.latency * op.serial as f64 * op.share,
         ..cost

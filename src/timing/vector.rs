@@ -123,6 +123,22 @@ fn substitution(chip: &Chip, rows: u64, columns: u64, occupancy: &mut Occupancy)
     occupancy.latency += chain * chip.coefficient(Coefficient::SubstitutionStep) * chip.latency.vector;
 }
 
+/// Cycles of the load and store slots of a vector operation on matrices of which a single one fills more registers than a TPU has: each is loaded and stored.
+/// 0 for every other operation. A GPU splits what its registers do not hold over programs.
+#[must_use]
+pub fn through_memory(chip: &Chip, op: &OpKind) -> f64 {
+    let OpKind::Vector { dims, .. } = op else {
+        return 0.0;
+    };
+    let [.., rows, columns] = dims[..] else { return 0.0 };
+    let held = registers_in_place(chip, rows as f64, columns as f64);
+    if chip.architecture == Architecture::Gpu || held <= f64::from(chip.vector_unit.registers) {
+        return 0.0;
+    }
+    let all = registers(chip, dims);
+    traffic(chip, all, all)
+}
+
 /// Cycles of the load and store slots for `loaded` and `stored` registers; loads and stores issue side by side.
 #[must_use]
 pub fn traffic(chip: &Chip, loaded: f64, stored: f64) -> f64 {

@@ -2,7 +2,7 @@
 
 use super::body::{Body, Cost, Product, copy};
 use super::case::{Case, CaseError, size};
-use super::gated_linear_unit::{cached, spilled};
+use super::gated_linear_unit::{cached, room, spilled_share};
 use super::matmul::{SLICE_ROWS, Shape, Traffic, kernel};
 use super::{Family, Launch, once};
 use crate::coefficients::Coefficient;
@@ -189,6 +189,7 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
     let attention = Attention::of(case)?;
     match case.op {
         "attention_xla" => materialised(case, &attention),
+        "chunked_attention" if case.tpu() => chunked_on_tpu(case, &attention),
         "chunked_attention" => chunked(case, &attention),
         "flash_attention" | "splash_attention" if case.tpu() => on_tpu(case, &attention),
         _ => on_gpu(case, &attention),
@@ -539,13 +540,160 @@ fn materialised(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError
     Ok(once(kernels))
 }
 
+/// Queries and keys of a chunk of chunked attention on a TPU; what is left of either is a loop of its own. Source: the code of Tokamax.
+const TPU_CHUNK: [u64; 2] = [512, 1024];
+/// Chunked attention as XLA runs it on a TPU: an online softmax over chunks of keys. Like materialised attention a step writes its logits in f32, reads them for maximum and
+/// sum, and reads them in the second product; in the loop the accumulator is rescaled, and the product added to it, in passes of their own (24 bytes an element and step),
+/// while a step outside it becomes one fusion with what follows. One core per device keeps all of it on chip where it fits; two would have to exchange it. Bias and mask
+/// are shared by the batch.
+fn chunked_on_tpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
+    let dtype = case.formats.a;
+    let [q_chunk, k_chunk] = TPU_CHUNK;
+    let mut launches: Vec<Launch> = Vec::new();
+    if a.heads != a.key_heads {
+        let repeat = |title: &str, width: u64| -> Result<Launch, CaseError> {
+            let one = Attention::stored_channels(case, a.keys, width) * case.bytes();
+            let bytes = |heads: u64| size(&[a.batch, heads, a.keys, one]).map(|bytes| bytes as f64);
+            Ok(Body::streaming("copy", title)
+                .read("heads", bytes(a.key_heads)?, dtype)
+                .write("repeated", bytes(a.heads)?, dtype)
+                .finish()?
+                .into())
+        };
+        launches.push(repeat("keys for every query head", a.key_dim)?);
+        launches.push(repeat("values for every query head", a.value_dim)?);
+    }
+    for (queries, q_times) in [(q_chunk, a.queries / q_chunk), (a.queries % q_chunk, 1)] {
+        if queries == 0 || q_times == 0 {
+            continue;
+        }
+        let steps = a.keys / k_chunk;
+        let rest = a.keys % k_chunk;
+        let sums = sums_bytes(case, a, queries)?;
+        let update = |title: &str| {
+            Body::streaming("accumulate", title).vector(
+                title,
+                &[a.batch * a.heads * queries, a.value_dim],
+                Cost::alu(1.0),
+                1,
+            )
+        };
+        if steps > 0 {
+            let (step, resident) = chunk_on_tpu(case, a, queries, k_chunk)?;
+            let moved = if resident { 0.0 } else { sums };
+            let rescale = update("rescale")
+                .read("accumulator", moved, Dtype::F32)
+                .write("accumulator", moved, Dtype::F32)
+                .finish()?;
+            let add = update("add")
+                .read("accumulator", moved, Dtype::F32)
+                .read("product", moved, Dtype::F32)
+                .write("accumulator", moved, Dtype::F32)
+                .finish()?;
+            let times = size(&[q_times, steps])?;
+            launches.extend(
+                step.into_iter()
+                    .chain([rescale, add])
+                    .map(|kernel| Launch { kernel, times }),
+            );
+        }
+        let mut last = update("divide by the sum of every row");
+        if rest > 0 {
+            let (step, resident) = chunk_on_tpu(case, a, queries, rest)?;
+            last = last.read("product", if resident { 0.0 } else { sums }, Dtype::F32);
+            launches.extend(step.into_iter().map(|kernel| Launch {
+                kernel,
+                times: q_times,
+            }));
+        }
+        let accumulator = if steps > 0 { sums } else { 0.0 };
+        launches.push(Launch {
+            kernel: last
+                .read("accumulator", accumulator, Dtype::F32)
+                .write("output", sums / 4.0 * case.bytes() as f64, dtype)
+                .finish()?,
+            times: q_times,
+        });
+    }
+    Ok(launches)
+}
+
+/// Bytes of the accumulator of `queries` queries, in f32.
+fn sums_bytes(case: &Case<'_>, a: &Attention, queries: u64) -> Result<f64, CaseError> {
+    let channels = Attention::stored_channels(case, queries, a.value_dim);
+    Ok(size(&[a.batch, a.heads, queries, channels, 4])? as f64)
+}
+
+/// The products and statistics of one step, `queries` against `keys`, and whether its results stay on chip.
+fn chunk_on_tpu(
+    case: &Case<'_>,
+    a: &Attention,
+    queries: u64,
+    keys: u64,
+) -> Result<([Kernel; 3], bool), CaseError> {
+    let dtype = case.formats.a;
+    let batch = size(&[a.batch, a.heads])?;
+    let logits = size(&[batch, queries, keys, 4])? as f64;
+    let accumulator = sums_bytes(case, a, queries)?;
+    let resident = logits + accumulator <= room(case);
+    let through_memory = |bytes: f64| if resident { 0.0 } else { bytes };
+    let (logits, accumulator) = (through_memory(logits), through_memory(accumulator));
+    let tokens = |tokens: u64, d: u64| {
+        size(&[
+            batch,
+            tokens,
+            Attention::stored_channels(case, tokens, d),
+            case.bytes(),
+        ])
+        .map(|bytes| bytes as f64)
+    };
+    let traffic = |a: f64, b: f64, c: f64| Traffic {
+        dtype,
+        passes: case.passes(),
+        a,
+        b,
+        c,
+    };
+    let shape = |m: u64, k: u64, n: u64| Shape { batch, m, k, n };
+    let (statistics, exponentials) = softmax_cost(case, a);
+    let flat = [batch * queries, keys];
+    // One bias and mask for all of the batch.
+    let bias = bias_bytes(a) * size(&[a.heads, queries, keys])? as f64;
+    let kernels = [
+        kernel(
+            case,
+            "logits",
+            "q k^T of a chunk",
+            shape(queries, a.key_dim, keys),
+            traffic(tokens(queries, a.key_dim)?, tokens(keys, a.key_dim)?, logits),
+        )?
+        .read("bias and mask", bias, dtype)
+        .finish()?,
+        Body::streaming("statistics", "maximum and sum of every row")
+            .row_reduction("statistics", &flat, statistics, flat[0], 1)
+            .read("logits", logits, Dtype::F32)
+            .write("statistics", flat[0] as f64 * 8.0, Dtype::F32)
+            .finish()?,
+        kernel(
+            case,
+            "output",
+            "softmax and p v of a chunk",
+            shape(queries, keys, a.value_dim),
+            traffic(logits, tokens(keys, a.value_dim)?, accumulator),
+        )?
+        .vector("exponentials", &flat, exponentials, 1)
+        .finish()?,
+    ];
+    Ok((kernels, resident))
+}
+
 /// Queries of a chunk of chunked attention.
 const CHUNK_QUERIES: u64 = 1024;
 /// Keys of a chunk. Source: the traffic of the f32 accumulator, `8 D / keys` bytes per score, fits measured calls of v5p at 64, 128 and 256 channels with
 /// about 256 keys.
 const CHUNK_KEYS: u64 = 256;
 
-/// Chunked attention as XLA runs it: an online softmax over chunks of keys, every step of which writes logits, weights and accumulator out unless
+/// Chunked attention as XLA runs it on a GPU: an online softmax over chunks of keys, every step of which writes logits, weights and accumulator out unless
 /// they fit on chip.
 fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     let dtype = case.formats.a;
@@ -554,25 +702,16 @@ fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     let (queries, keys) = (a.queries.div_ceil(rows), a.keys.div_ceil(columns));
     let chunks = rows * columns;
     let scores = size(&[batch, queries, keys])? as f64;
-    // Logits, weights and the accumulator before and after are alive together.
     let accumulator = size(&[
         batch,
         queries,
         Attention::stored_channels(case, queries, a.value_dim),
         4,
     ])? as f64;
-    let alive = if case.tpu() {
-        6.0 * scores + 2.0 * accumulator
-    } else {
-        4.0 * scores
-    };
-    let share = spilled(case, alive) / alive;
+    let share = spilled_share(case, 4.0 * scores);
     let kept = |bytes: f64| share * bytes;
     let in_cache = |bytes: f64| cached(case, bytes, share * bytes);
-    let (logits, weights) = (
-        kept(4.0 * scores),
-        kept(if case.tpu() { 2.0 } else { 4.0 } * scores),
-    );
+    let (logits, weights) = (kept(4.0 * scores), kept(4.0 * scores));
     let [scores_in_cache, accumulator_in_cache] = [4.0 * scores, accumulator].map(in_cache);
     let element = case.bytes();
     let tokens = |tokens: u64, heads: u64, d: u64| {

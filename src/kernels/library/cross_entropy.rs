@@ -2,7 +2,7 @@
 
 use super::body::{Body, Cost, Product, copy};
 use super::case::{Case, CaseError, size};
-use super::gated_linear_unit::{cached, spilled};
+use super::gated_linear_unit::{cached, spilled_share};
 use super::matmul::{self, Shape, Traffic};
 use super::{Family, Launch, once};
 use crate::coefficients::Coefficient;
@@ -68,8 +68,8 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
     // XLA: a loop over blocks, each a product that writes its logits and a fusion per statistic that reads them.
     let blocks = size(&[row_blocks, column_blocks])?;
     let logits = (rows * columns) as f64 * 4.0;
-    let kept = spilled(case, logits);
-    let in_cache = cached(case, logits, kept);
+    let moved = logits * spilled_share(case, logits);
+    let in_cache = cached(case, logits, moved);
     let shape = Shape {
         batch: 1,
         m: rows,
@@ -83,7 +83,7 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
         passes: case.passes(),
         a: (rows * width) as f64 * element,
         b: (width * columns) as f64 * if rounded { 2.0 } else { element },
-        c: kept,
+        c: moved,
     };
     let product = matmul::kernel(case, "logits", "x W of a block", shape, traffic)?
         .cached(in_cache)
@@ -98,7 +98,7 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
     let statistic = |title: &str, cost: Cost| {
         Body::streaming("statistics", title)
             .row_reduction("statistic", &[rows, columns], cost, rows, 1)
-            .read("logits", kept, Dtype::F32)
+            .read("logits", moved, Dtype::F32)
             .cached(in_cache)
             .write("statistics", rows as f64 * 4.0, Dtype::F32)
             .finish()
