@@ -355,7 +355,9 @@ fn units_per_program(kernel: &Kernel, parallel: u64, parts: u64, cores: u64, cap
         let most = kernel
             .implementation
             .most_units
-            .map_or(MOST_UNITS_PER_PROGRAM, |most| most.clamp(1, MOST_UNITS_PER_PROGRAM));
+            .map_or(MOST_UNITS_PER_PROGRAM, |most| {
+                most.clamp(1, MOST_UNITS_PER_PROGRAM)
+            });
         let most = (capacity / per_unit).clamp(1, most);
         // Programs of equal size: 11 units on two cores are 6 and 5, not three programs of 5.
         let of_a_core = parallel.div_ceil(cores.max(1));

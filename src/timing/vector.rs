@@ -126,7 +126,9 @@ fn substitution(chip: &Chip, rows: u64, columns: u64, occupancy: &mut Occupancy)
 /// 0 for every other operation. A GPU splits what its registers do not hold over programs.
 #[must_use]
 pub fn through_memory(chip: &Chip, op: &OpKind) -> f64 {
-    let OpKind::Vector { dims, .. } = op else { return 0.0 };
+    let OpKind::Vector { dims, .. } = op else {
+        return 0.0;
+    };
     let [.., rows, columns] = dims[..] else { return 0.0 };
     let held = registers_in_place(chip, rows as f64, columns as f64);
     if chip.architecture == Architecture::Gpu || held <= f64::from(chip.vector_unit.registers) {
