@@ -126,7 +126,7 @@ coefficients! {
         "A program of a GPU that finds no row of its group still clears its sums and passes its masked stores, an instruction of four warps at a time. Starting value: Triton calls whose time is that of `groups * row blocks * column blocks` programs, 1.4 to 1.6 on H100, 2.1 on A100, 2.7 on B200.";
     StateOps = "state_ops", "ALU operations per state element and token", Kernel, 7.6 in 3.0..=16.0,
         "Decay, product with the key and its sum, outer product and sum, product with the query and its sum. Starting value: 7.6 in measured decode kernels of v7x.";
-    LoopKernel = "loop_kernel", "us per kernel and further core", Kernel, 0.8 in 0.0..=3.0,
+    LoopKernel = "loop_kernel", "us per kernel and further core", Kernel, 1.2 in 0.0..=3.0,
         "A small kernel inside a loop of XLA on a device of several cores, which meet before and after it. Starting value: loops over tokens, three times as long on v5p as on v6e.";
     DecodeSequence = "decode_sequence", "cycles per sequence", Kernel, 346.0 in 0.0..=4000.0,
         "Scalar work of the fused convolution and GDN kernel per sequence when it decodes. Starting value: measured calls on v7x.";

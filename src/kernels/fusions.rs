@@ -7,8 +7,8 @@ use crate::graph::{Graph, NodeId, Op, Value};
 
 /// Cuts `group` into the kernels that XLA makes of it, in order of execution.
 ///
-/// A fusion ends at a reduction, because what reads its result needs all of it; a product starts one, and takes along what is done to its result element by
-/// element. An operation is done once: a convolution, a transcendental, a reduction or a product that several others read is written out in its own
+/// A fusion ends at a reduction, because what reads its result needs all of it; a product starts one, with operands that are written before, and takes along what is done to
+/// its result element by element. A convolution, a transcendental, a reduction or a product is done once, and where several others read it, it is written out in its own
 /// format, while sums, products, selections and roundings of elements are done again in every fusion that reads them. Fusions that do not wait for each other
 /// count as one kernel. `elsewhere` are nodes whose result, where it leaves the layer, is somebody else's to write.
 pub(super) fn split(graph: &Graph, group: &BTreeSet<NodeId>, elsewhere: &BTreeSet<NodeId>) -> Vec<Part> {
@@ -31,10 +31,11 @@ pub(super) fn split(graph: &Graph, group: &BTreeSet<NodeId>, elsewhere: &BTreeSe
         }
     }
     let readers_of = |id: NodeId| readers.get(&id).map_or(0, BTreeSet::len);
+    let is_product = |id: NodeId| matches!(graph.node(id).op, Op::MatMul { .. });
     // The fusion of every node: one more than that of what has to be complete before it.
     let mut level: BTreeMap<NodeId, usize> = BTreeMap::new();
     for &id in &nodes {
-        let product = matches!(graph.node(id).op, Op::MatMul { .. });
+        let product = is_product(id);
         let at = sources(id)
             .into_iter()
             .filter_map(|source| {
@@ -46,10 +47,13 @@ pub(super) fn split(graph: &Graph, group: &BTreeSet<NodeId>, elsewhere: &BTreeSe
             .max();
         level.insert(id, at.unwrap_or(0));
     }
-    // What is cheap is done where it is first read.
+    // What is cheap, and what only one fusion needs, is done where it is first read; the operands of a product are there before it.
     for &id in nodes.iter().rev() {
-        if is_cheap(graph, id)
-            && let Some(first) = readers.get(&id).into_iter().flatten().map(|r| level[r]).min()
+        let moves = is_cheap(graph, id) || (readers_of(id) == 1 && is_elementwise(graph, id));
+        let mut reading = readers.get(&id).into_iter().flatten();
+        if moves
+            && !reading.clone().any(|&r| is_product(r))
+            && let Some(first) = reading.by_ref().map(|r| level[r]).min()
         {
             level.insert(id, first);
         }
@@ -71,7 +75,7 @@ pub(super) fn split(graph: &Graph, group: &BTreeSet<NodeId>, elsewhere: &BTreeSe
                         .get(&id)
                         .into_iter()
                         .flatten()
-                        .any(|r| members.contains(r))
+                        .any(|&r| members.contains(&r) && !is_product(r))
                 };
                 if is_cheap(graph, id) && read() {
                     members.insert(id);
@@ -121,6 +125,11 @@ pub(super) fn split(graph: &Graph, group: &BTreeSet<NodeId>, elsewhere: &BTreeSe
         part.exports = Some(written.collect());
     }
     parts
+}
+
+/// Whether a node works element by element.
+fn is_elementwise(graph: &Graph, id: NodeId) -> bool {
+    is_cheap(graph, id) || matches!(graph.node(id).op, Op::Elementwise(_))
 }
 
 /// Whether doing a node again costs less than writing its result and reading it back.
