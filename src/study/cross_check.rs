@@ -49,6 +49,10 @@ pub const EXPLANATIONS: &[(&str, &str)] = &[
         "The estimate counts cycles for 16-bit elements as for 32-bit ones, and charges a large f32 exponential 2.3 times the cycles of a logarithm of the same matrix, the number that it also has for sums; small f32 rows agree within a third.",
     ),
     (
+        "gelu",
+        "The estimate takes the same cycles for bf16 rows as for f32 rows of the same shape, so that the bf16 rows, which move half the bytes, are off by two.",
+    ),
+    (
         "rms_norm",
         "The estimate writes an f32 copy of bf16 rows and reads it back (14 bytes an element). Measured norms of v5p, v6e and v7x fit passes over the bf16 rows, without the copy.",
     ),
