@@ -31,7 +31,7 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
 /// kernels as XLA's fusions, which keep the label of the group. The core returns f32, rounded by its readers.
 ///
 /// Source of the fusions: measured norms, which read their operand once for every statistic and once more; measured gated linear units, whose intermediate is
-/// written in f32 and read back; see [`super::fusions::split`]. Source of the f32 output: the second kernel of Tokamax KDA; and in the stage table of the SLA paper
+/// written in f32 and read back; see `kernels::fusions`. Source of the f32 output: the second kernel of Tokamax KDA; and in the stage table of the SLA paper
 /// the output norm takes the same time after a fused kernel as after separate ones.
 #[must_use]
 pub fn lower_compiled(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kernel> {
