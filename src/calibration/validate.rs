@@ -9,7 +9,7 @@ use statrs::statistics::{Data as StatisticsOf, OrderStatistics, RankTieBreaker, 
 use super::data::{Data, Observation};
 use super::fit::{self, Fit, Touches};
 use super::parameters::Setting;
-use crate::hardware::{Residuals, UNSEEN};
+use crate::hardware::{Architecture, Residuals, UNSEEN};
 use crate::study::calls;
 use crate::study::predict::{self, ChipFiles};
 
@@ -191,14 +191,11 @@ pub fn quantile(values: &[f64], share: f64) -> f64 {
 /// Median absolute error in percent of some residuals; not a number where there are none.
 #[must_use]
 pub fn median_abs_percent(residuals: &[f64]) -> f64 {
-    let errors = sorted(residuals.iter().map(|r| (100.0 * (r.exp() - 1.0)).abs()));
+    let errors: Vec<f64> = residuals
+        .iter()
+        .map(|r| (100.0 * (r.exp() - 1.0)).abs())
+        .collect();
     quantile(&errors, 0.5)
-}
-
-fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
-    let mut values: Vec<f64> = values.into_iter().collect();
-    values.sort_by(f64::total_cmp);
-    values
 }
 
 /// Rank correlation; equal values share their mean rank.
@@ -220,8 +217,8 @@ struct Scored<'a> {
 
 fn score(family: &str, device: &str, split: Split, rows: &[Scored<'_>], coverage: Option<f64>) -> Score {
     let percent = |r: f64| 100.0 * (r.exp() - 1.0);
-    let errors = sorted(rows.iter().map(|row| percent(row.residual).abs()));
-    let signed = sorted(rows.iter().map(|row| row.residual));
+    let errors: Vec<f64> = rows.iter().map(|row| percent(row.residual).abs()).collect();
+    let signed: Vec<f64> = rows.iter().map(|row| row.residual).collect();
     let measured: Vec<f64> = rows.iter().map(|row| row.observation.measured_us).collect();
     let predicted: Vec<f64> = rows
         .iter()
@@ -251,7 +248,6 @@ fn score(family: &str, device: &str, split: Split, rows: &[Scored<'_>], coverage
             }
         }
     }
-    let ratios = sorted(ratios);
     Score {
         family: family.to_owned(),
         device: device.to_owned(),
@@ -366,7 +362,7 @@ pub fn scores(observations: &[Observation], residuals: &BTreeMap<Split, Vec<Opti
             if of_split[i].is_none() {
                 continue;
             }
-            let all = if o.tpu() { "all TPU" } else { "all GPU" };
+            let all = o.chip.architecture.all_families();
             for (family, device) in [
                 (o.family.as_str(), o.row.device.as_str()),
                 (o.family.as_str(), "all"),
@@ -466,8 +462,13 @@ pub fn interval_residuals_of(
         });
         let ends = left_out.and_then(|left_out| unseen(observations, left_out, tpu, family, &pick));
         if let (Some(ends), true) = (ends, rows.len() >= FEWEST_RESIDUALS) {
-            let all = if tpu { "all TPU" } else { "all GPU" };
-            out.push(made(family.unwrap_or(all), UNSEEN, &rows, ends));
+            let architecture = if tpu { Architecture::Tpu } else { Architecture::Gpu };
+            out.push(made(
+                family.unwrap_or(architecture.all_families()),
+                UNSEEN,
+                &rows,
+                ends,
+            ));
         }
     }
     out.sort_by(|a, b| (&a.family, &a.device).cmp(&(&b.family, &b.device)));

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::Args;
 
-use super::{Global, Outcome};
+use super::{Global, Outcome, print};
 use crate::calibration::data::{self, Data};
 use crate::calibration::own_chip::{self, ChipFit};
 use crate::calibration::validate::{self, Split};
@@ -50,14 +50,7 @@ pub(super) fn execute(out: &mut impl Write, args: &FitArgs, global: &Global) -> 
     let validation = validate::validate(&data, &[Split::ByShape, Split::LeaveDeviceOut]);
     let mut calibration = validation.fit.calibration(&data);
     calibration.residuals = validate::interval_residuals(&data.used, &validation.residuals);
-    match global.format {
-        Format::Json => {
-            serde_json::to_writer_pretty(&mut *out, &calibration)?;
-            writeln!(out)?;
-        }
-        Format::Table => table(&calibration).write_text(out)?,
-        Format::Csv => table(&calibration).write_csv(out)?,
-    }
+    print(out, global.format, &table(&calibration), &calibration)?;
     rejected(&data, global);
     if let Some(path) = &args.out {
         write_calibration(path, &calibration)?;
@@ -85,7 +78,7 @@ fn own_chip(out: &mut impl Write, args: &FitArgs, path: &str, global: &Global) -
             );
         }
     }
-    let data = data::screen(&tables, &ChipFiles::new(&[path])?);
+    let data = data::screen(&tables, &ChipFiles::uncalibrated(&[path])?);
     if data.used.is_empty() {
         let why = data.rejected.first().map_or_else(String::new, |rejected| {
             format!(": {}:{}: {}", rejected.file, rejected.line, rejected.reason)
@@ -107,32 +100,21 @@ fn own_chip(out: &mut impl Write, args: &FitArgs, path: &str, global: &Global) -
             .collect(),
         ..Calibration::empty()
     };
-    match global.format {
-        Format::Json => {
-            serde_json::to_writer_pretty(&mut *out, &fitted.calibration)?;
-            writeln!(out)?;
-        }
-        Format::Csv => table(&of_chip).write_csv(out)?,
-        Format::Table => {
-            table(&of_chip).write_text(out)?;
-            writeln!(out)?;
-            errors(&data, &fitted).write_text(out)?;
-            let unseen: Vec<String> = of_chip
-                .parameters()
-                .filter(|(_, value)| !value.warning.is_empty())
-                .map(|(name, value)| format!("{name} ({})", value.warning))
-                .collect();
-            let text = if unseen.is_empty() {
-                "nothing".to_owned()
-            } else {
-                unseen.join(", ")
-            };
-            writeln!(
-                out,
-                "
-not told or not separated by these rows: {text}"
-            )?;
-        }
+    print(out, global.format, &table(&of_chip), &fitted.calibration)?;
+    if global.format == Format::Table {
+        writeln!(out)?;
+        errors(&data, &fitted).write_text(out)?;
+        let unseen: Vec<String> = of_chip
+            .parameters()
+            .filter(|(_, value)| !value.warning.is_empty())
+            .map(|(name, value)| format!("{name} ({})", value.warning))
+            .collect();
+        let text = if unseen.is_empty() {
+            "nothing".to_owned()
+        } else {
+            unseen.join(", ")
+        };
+        writeln!(out, "\nnot told or not separated by these rows: {text}")?;
     }
     rejected(&data, global);
     if let Some(path) = &args.out {

@@ -36,7 +36,6 @@ type Unknown<'a> = Vec<(&'a Row, String)>;
 pub(super) fn execute(out: &mut impl Write, args: &PredictArgs, global: &Global) -> anyhow::Result<Outcome> {
     let table = measurements::read(&args.csv)?;
     let files = ChipFiles::new(&args.chip)?;
-    files.check_calibration()?;
     if let Some(line) = args.explain {
         return explain(out, &table, &files, line);
     }
@@ -263,7 +262,5 @@ fn json(out: &mut impl Write, table: &Table, known: &Known<'_>, unknown: &Unknow
             Value::Object(object)
         })
         .collect();
-    serde_json::to_writer_pretty(&mut *out, &json!({ "rows": rows, "not_timed": not_timed }))?;
-    writeln!(out)?;
-    Ok(())
+    super::json(out, &json!({ "rows": rows, "not_timed": not_timed }))
 }

@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 
 use super::fit::{self, refuse_to_replace, write_file};
-use super::{Global, Outcome};
+use super::{Global, Outcome, print};
 use crate::calibration::data::Observation;
 use crate::calibration::validate::{self, Score, Split};
 use crate::calibration::{never_fitted, speedup};
@@ -81,7 +81,6 @@ pub(super) fn execute(out: &mut impl Write, args: &ValidateArgs, global: &Global
     }
     refuse_to_replace(&wanted_files(args), args.force)?;
     let files = ChipFiles::new(&args.chip)?;
-    files.check_calibration()?;
     let data = fit::read(&args.csv, args.csv.is_empty(), &args.families, &files)?;
     let mut lines = Vec::new();
     let (scores, residuals) = if args.csv.is_empty() {
@@ -143,7 +142,7 @@ pub(super) fn execute(out: &mut impl Write, args: &ValidateArgs, global: &Global
         }
         write_file(path, page)?;
     }
-    print(out, global, &table(&scores), &json!({ "rows": scores }))?;
+    print(out, global.format, &table(&scores), &json!({ "rows": scores }))?;
     fit::rejected(&data, global);
     Ok(Outcome::Done)
 }
@@ -189,7 +188,6 @@ fn error_marks(scores: &[Score], split: Split) -> Vec<ErrorMark> {
         .map(|score| ErrorMark {
             family: score.family.clone(),
             device: score.device.clone(),
-            rows: score.n,
             median: score.median_abs_pct,
             p90: score.p90_abs_pct,
         })
@@ -263,7 +261,7 @@ fn speedup_table(out: &mut impl Write, global: &Global) -> anyhow::Result<Outcom
             line.speedup_error_pct,
         );
     }
-    print(out, global, &printed, &json!({ "lines": lines }))?;
+    print(out, global.format, &printed, &json!({ "lines": lines }))?;
     Ok(Outcome::Done)
 }
 
@@ -295,7 +293,12 @@ fn never_fitted_table(out: &mut impl Write, global: &Global) -> anyhow::Result<O
         ]);
     }
     let ratios = never_fitted::ratios(&rows);
-    print(out, global, &printed, &json!({ "rows": rows, "ratios": ratios }))?;
+    print(
+        out,
+        global.format,
+        &printed,
+        &json!({ "rows": rows, "ratios": ratios }),
+    )?;
     if global.format == Format::Table {
         writeln!(out)?;
         let mut printed = Table::new([
@@ -318,24 +321,6 @@ fn never_fitted_table(out: &mut impl Write, global: &Global) -> anyhow::Result<O
         "{unknown} more rows cannot be timed; `tpusim predict` says why"
     ));
     Ok(Outcome::Done)
-}
-
-/// A table in the format asked for.
-fn print(
-    out: &mut impl Write,
-    global: &Global,
-    table: &Table,
-    json: &serde_json::Value,
-) -> anyhow::Result<()> {
-    match global.format {
-        Format::Json => {
-            serde_json::to_writer_pretty(&mut *out, json)?;
-            writeln!(out)?;
-        }
-        Format::Table => table.write_text(out)?,
-        Format::Csv => table.write_csv(out)?,
-    }
-    Ok(())
 }
 
 /// Points of the picture: out of fold where something was left out, and what the title says of it.

@@ -217,14 +217,15 @@ pub fn take(calibration: Calibration) -> bool {
     IN_USE.set(calibration).is_ok()
 }
 
-/// Mean of a quantity, by chip, over the chips of an architecture; none where there is no such chip.
+/// Mean of a quantity, by chip, over the shipped chips of an architecture, whose names tell it; none where there is no such chip.
 pub fn mean_of_architecture<'a>(
     architecture: Architecture,
     chips: impl Iterator<Item = (&'a str, f64)>,
 ) -> Option<f64> {
     let tpu = architecture == Architecture::Tpu;
+    let shipped = super::load::shipped();
     let values: Vec<f64> = chips
-        .filter(|(name, _)| name.starts_with("tpu") == tpu)
+        .filter(|(name, _)| shipped.contains(name) && name.starts_with("tpu") == tpu)
         .map(|(_, value)| value)
         .collect();
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
@@ -251,13 +252,18 @@ impl Calibration {
     ///
     /// # Errors
     /// What to do where the text of the file has changed since.
-    pub fn holds_for(&self, name: &str, path: bool, hardware_digest: &str) -> Result<bool, String> {
+    pub fn holds_for(
+        &self,
+        name: &str,
+        path: bool,
+        hardware_digest: impl FnOnce() -> String,
+    ) -> Result<bool, String> {
         match self.own_chips.get(name) {
-            Some(own) if own.hardware_digest == hardware_digest => Ok(true),
-            Some(_) if path => Err(format!(
+            None => Ok(!path),
+            Some(own) if own.hardware_digest == hardware_digest() => Ok(true),
+            Some(_) => Err(format!(
                 "the calibration in use was fitted to another text of `{name}`; calibrate it again with `tpusim fit --chip`, or change fields with `--set`"
             )),
-            _ => Ok(!path),
         }
     }
 
@@ -386,10 +392,7 @@ impl Calibration {
                 .iter()
                 .find(|r| r.family == family && r.device == device)
         };
-        let all = match chip.architecture {
-            Architecture::Tpu => "all TPU",
-            Architecture::Gpu => "all GPU",
-        };
+        let all = chip.architecture.all_families();
         let unseen = find(family, UNSEEN)
             .map(|r| (r, Evidence::OtherChips))
             .or_else(|| find(all, UNSEEN).map(|r| (r, Evidence::OtherKernels)));

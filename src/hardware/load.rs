@@ -96,7 +96,7 @@ pub fn load_with<S: AsRef<str>>(
     let mut document = read(name_or_path)?;
     let (name, calibration) = (name_of(name_or_path), super::shipped_calibration());
     let holds = calibration
-        .holds_for(name, is_path(name_or_path), &document.digest())
+        .holds_for(name, is_path(name_or_path), || document.digest())
         .map_err(|problem| document.error_at("", problem))?;
     for text in overrides {
         let text = text.as_ref();

@@ -255,8 +255,7 @@ expect of a new operation.",
             "{title}\n\n| op | rows | median error % | largest % |\n|---|---:|---:|---:|"
         );
         for (op, errors) in groups {
-            let mut sizes: Vec<f64> = errors.iter().map(|error| error.abs()).collect();
-            sizes.sort_by(f64::total_cmp);
+            let sizes: Vec<f64> = errors.iter().map(|error| error.abs()).collect();
             let largest = errors.iter().copied().max_by(|a, b| a.abs().total_cmp(&b.abs()));
             let _ = writeln!(
                 out,

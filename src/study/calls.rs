@@ -220,18 +220,24 @@ fn kernels(
     program: Program,
     keep: impl Fn(&Group) -> bool,
 ) -> Result<Vec<Kernel>, CaseError> {
-    let LayerGraph { graph, core } = mechanisms::build(layer)
-        .map_err(|error| CaseError::Unsupported(format!("cannot build the graph: {error}")))?;
     let mut plan =
         Plan::named(plan, program).ok_or_else(|| CaseError::Unsupported(format!("no plan `{plan}`")))?;
     plan.groups.retain(keep);
-    let padding = 1.0 - layer.tokens as f64 / layer.padded_tokens() as f64;
     // The fused convolution and GDN kernel rounds its own output.
-    let lower = match chip.architecture {
-        Architecture::Tpu if plan.name != "fused" => lower_compiled,
-        _ => lower,
-    };
-    Ok(lower(&graph, &plan, core.value, padding))
+    lowered(
+        layer,
+        &plan,
+        chip.architecture == Architecture::Tpu && plan.name != "fused",
+    )
+}
+
+/// Kernels of a plan of a layer, cut and rounded the way XLA compiles them for a TPU where `compiled`.
+fn lowered(layer: &Layer, plan: &Plan, compiled: bool) -> Result<Vec<Kernel>, CaseError> {
+    let LayerGraph { graph, core } = mechanisms::build(layer)
+        .map_err(|error| CaseError::Unsupported(format!("cannot build the graph: {error}")))?;
+    let padding = 1.0 - layer.tokens as f64 / layer.padded_tokens() as f64;
+    let lower = if compiled { lower_compiled } else { lower };
+    Ok(lower(&graph, plan, core.value, padding))
 }
 
 /// Whether a group lies between the gates and the output: what a call of the core does.
@@ -525,14 +531,7 @@ fn shipped_workload(case: &Case<'_>, name: &str) -> Result<Workload, CaseError> 
 
 /// The launches of some groups of a plan of a workload.
 fn launches_of(chip: &Chip, workload: &Workload, plan: &Plan) -> Result<Vec<Launch>, CaseError> {
-    let layer = &workload.layer;
-    let LayerGraph { graph, core } = mechanisms::build(layer)
-        .map_err(|error| CaseError::Unsupported(format!("cannot build the graph: {error}")))?;
-    let padding = 1.0 - layer.tokens as f64 / layer.padded_tokens() as f64;
-    let kernels = match chip.architecture {
-        Architecture::Tpu => lower_compiled(&graph, plan, core.value, padding),
-        Architecture::Gpu => lower(&graph, plan, core.value, padding),
-    };
+    let kernels = lowered(&workload.layer, plan, chip.architecture == Architecture::Tpu)?;
     Ok(kernels.into_iter().map(Launch::from).collect())
 }
 

@@ -57,14 +57,31 @@ pub struct ChipFiles {
 }
 
 impl ChipFiles {
-    /// Shipped names or paths of hardware files, all of them checked.
+    /// Shipped names or paths of hardware files, all of them checked with the calibration in use.
+    ///
+    /// # Errors
+    /// A file that does not load or whose text is not the one it was calibrated with, and two files of the same name.
+    pub fn new<S: AsRef<str>>(names_or_paths: &[S]) -> Result<Self, ConfigError> {
+        Self::checked(names_or_paths, |path| hardware::load(path).map(|_| ()))
+    }
+
+    /// As [`ChipFiles::new`], for files that are to be calibrated: what was fitted to them before does not matter.
     ///
     /// # Errors
     /// A file that does not load, and two files of the same name.
-    pub fn new<S: AsRef<str>>(names_or_paths: &[S]) -> Result<Self, ConfigError> {
+    pub fn uncalibrated<S: AsRef<str>>(names_or_paths: &[S]) -> Result<Self, ConfigError> {
+        Self::checked(names_or_paths, |path| {
+            hardware::load_uncalibrated(path).map(|_| ())
+        })
+    }
+
+    fn checked<S: AsRef<str>>(
+        names_or_paths: &[S],
+        check: impl Fn(&str) -> Result<(), ConfigError>,
+    ) -> Result<Self, ConfigError> {
         let mut paths: BTreeMap<String, String> = BTreeMap::new();
         for path in names_or_paths.iter().map(AsRef::as_ref) {
-            hardware::load_uncalibrated(path)?;
+            check(path)?;
             let name = hardware::name_of(path);
             if let Some(other) = paths.insert(name.to_owned(), path.to_owned()) {
                 return Err(ConfigError::argument(format!(
@@ -73,16 +90,6 @@ impl ChipFiles {
             }
         }
         Ok(ChipFiles { paths })
-    }
-
-    /// Whether the calibration in use holds for them.
-    ///
-    /// # Errors
-    /// A file whose text is not the one it was calibrated with.
-    pub fn check_calibration(&self) -> Result<(), ConfigError> {
-        self.paths
-            .values()
-            .try_for_each(|path| hardware::load(path).map(|_| ()))
     }
 
     /// The shipped name or the path that a device leads to.

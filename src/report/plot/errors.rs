@@ -14,8 +14,6 @@ pub struct ErrorMark {
     pub family: String,
     /// Device.
     pub device: String,
-    /// Rows.
-    pub rows: usize,
     /// Median absolute error.
     pub median: f64,
     /// Absolute error that a tenth of the rows exceed.
