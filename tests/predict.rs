@@ -327,6 +327,22 @@ fn a_chip_of_ones_own_is_calibrated_from_a_dozen_rows() {
     }
     assert_eq!(found["coefficients"], truth["coefficients"]);
 
+    // What a chip nobody measured is assumed to take for a launch does not depend on it.
+    let launch_of = |args: &[&str]| {
+        let all: Vec<&str> = args
+            .iter()
+            .chain(&["hw", "show", "rtx-4090", "--format", "json"])
+            .copied()
+            .collect();
+        let shown: Value = serde_json::from_slice(&tpusim(home.path(), &all).stdout).expect("JSON");
+        shown["chip"]["launch"].as_f64().expect("seconds")
+    };
+    let shipped = launch_of(&[]);
+    assert!(
+        (launch_of(&["--calibration", "mine.json"]) - shipped).abs() < 1e-12,
+        "{shipped}"
+    );
+
     // The values hold for the text they were fitted with.
     let with = |args: &[&str]| {
         let all: Vec<&str> = [
