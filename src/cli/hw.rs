@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::json;
 use crate::config::Document;
 use crate::dtype::Dtype;
-use crate::hardware::{self, Chip, Provenance, PublishedFigure};
+use crate::hardware::{self, Architecture, Chip, Provenance, PublishedFigure};
 use crate::report::table::{Cell, Column, Format, Table};
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Hertz, Seconds};
 
@@ -166,6 +166,16 @@ fn described(chip: &Chip) -> Vec<Entry<'_>> {
     ];
     entries
         .extend(sizes.map(|(field, size)| entry("matrix_unit", field, size.into(), "1", &matrix.provenance)));
+    if chip.architecture == Architecture::Gpu {
+        let issued = f64::from(u8::from(matrix.asynchronous));
+        entries.push(entry(
+            "matrix_unit",
+            "asynchronous",
+            issued,
+            "1 if so",
+            &matrix.provenance,
+        ));
+    }
     for (dtype, rate) in &matrix.rows_per_cycle {
         entries.push(entry(
             "matrix_unit",

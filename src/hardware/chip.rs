@@ -107,6 +107,8 @@ pub struct MatrixUnit {
     pub columns: u32,
     /// Rows streamed through one array per cycle, by operand format. A missing format has no native rate.
     pub rows_per_cycle: BTreeMap<Dtype, f64>,
+    /// Whether an array works on while the warps that gave it a product go on: from the H100 on among GPUs, always on a TPU.
+    pub asynchronous: bool,
     /// Source of the block.
     pub provenance: Provenance,
 }
@@ -275,13 +277,14 @@ impl Chip {
         self.coefficients.get(coefficient)
     }
 
-    /// Cycles of a schedule over the cycles its program takes, those that throttling loses included.
+    /// Cycles of a schedule over the cycles its program takes, those that throttling loses included. `products` says whether the program has matrix products.
     #[must_use]
-    pub fn issue_efficiency(&self) -> f64 {
+    pub fn issue_efficiency(&self, products: bool) -> f64 {
         self.sustained_clock
-            * self.coefficient(match self.architecture {
-                Architecture::Tpu => Coefficient::IssueEfficiency,
-                Architecture::Gpu => Coefficient::GpuIssueEfficiency,
+            * self.coefficient(match (self.architecture, products) {
+                (Architecture::Tpu, _) => Coefficient::IssueEfficiency,
+                (Architecture::Gpu, true) => Coefficient::GpuIssueEfficiency,
+                (Architecture::Gpu, false) => Coefficient::GpuVectorEfficiency,
             })
     }
 

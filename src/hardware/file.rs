@@ -129,8 +129,8 @@ block! {
 }
 
 block! {
-    /// Matrix units of one core.
-    MatrixUnitFile { count: u32, rows: u32, columns: u32, rows_per_cycle: BTreeMap<Dtype, f64> }
+    /// Matrix units of one core. `asynchronous` left out is what all TPUs are, and GPUs before the H100 are not.
+    MatrixUnitFile { count: u32, rows: u32, columns: u32, rows_per_cycle: BTreeMap<Dtype, f64>, asynchronous: Option<bool> }
 }
 
 block! {

@@ -1,8 +1,8 @@
 //! From a hardware file to a checked [`Chip`].
 
 use super::chip::{
-    Chip, ClockState, Hbm, Interconnect, Latency, MatrixUnit, OnChipMemory, PublishedFigure, VectorSlots,
-    VectorUnit, dtype_named,
+    Architecture, Chip, ClockState, Hbm, Interconnect, Latency, MatrixUnit, OnChipMemory, PublishedFigure,
+    VectorSlots, VectorUnit, dtype_named,
 };
 use super::file::ChipFile;
 use crate::coefficients::Coefficients;
@@ -71,6 +71,10 @@ pub(super) fn resolve(name: &str, document: &Document) -> Result<Chip, ConfigErr
             rows: file.matrix_unit.rows,
             columns: file.matrix_unit.columns,
             rows_per_cycle: file.matrix_unit.rows_per_cycle.clone(),
+            asynchronous: file
+                .matrix_unit
+                .asynchronous
+                .unwrap_or(file.architecture == Architecture::Tpu),
             provenance: file.matrix_unit.provenance(document, "matrix_unit")?,
         },
         vector_unit,

@@ -199,6 +199,14 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    /// Whether it has matrix products.
+    #[must_use]
+    pub fn has_products(&self) -> bool {
+        self.ops
+            .iter()
+            .any(|op| matches!(op.kind, OpKind::Product { .. }))
+    }
+
     /// Bytes read from HBM.
     #[must_use]
     pub fn read_bytes(&self) -> u64 {

@@ -430,6 +430,10 @@ fn below_the_diagonal(sizes: Sizes, activations: Dtype, launches: &mut Vec<Launc
 
 /// Channels of the tiles in which the kernels of flash-linear-attention move rows of tokens and of states.
 const FLA_TILE: u64 = 64;
+/// Names that the graphs of the mechanisms give the scans of their states.
+const STATES: [&str; 3] = ["S", "H", "Z"];
+/// Names that they give the cumulative decays per channel.
+const DECAYS: [&str; 2] = ["G", "Gx"];
 
 /// What the kernels of flash-linear-attention have in common: tiles of [`FLA_TILE`] channels, states of chunks in the format of the keys, and a loop over chunks
 /// that fetches its operands ahead but not the decays at the end of a chunk, one load for every tile of key channels.
@@ -441,7 +445,8 @@ fn in_tiles(mut kernel: Kernel, sizes: Sizes, granularity: Granularity, activati
     let states = sizes.batch * sizes.value_heads * sizes.key_dim * sizes.value_dim;
     let of_chunks = sizes.tokens.div_ceil(sizes.chunk) * states * Dtype::F32.bytes();
     for transfer in kernel.reads.iter_mut().chain(&mut kernel.writes) {
-        if transfer.bytes == of_chunks && transfer.dtype == Dtype::F32 && kernel_of_states(&kernel.label) {
+        let states = STATES.contains(&transfer.name.as_str()) && transfer.bytes == of_chunks;
+        if states && transfer.dtype == Dtype::F32 {
             transfer.bytes = of_chunks / Dtype::F32.bytes() * activations.bytes();
             transfer.dtype = activations;
         }
@@ -456,11 +461,6 @@ fn in_tiles(mut kernel: Kernel, sizes: Sizes, granularity: Granularity, activati
     kernel
 }
 
-/// Whether a row of a plan writes or reads the states of the chunks.
-fn kernel_of_states(label: &str) -> bool {
-    [Stage::StateScan.name(), Stage::Output.name()].contains(&label)
-}
-
 /// With a decay per channel the launch of the WY factors does what the state scan would do before its loop, and writes the keys as the scan takes them, decayed to the end of
 /// their chunk. Of the decays the scan reads those at the end of every chunk.
 fn decayed_keys(sizes: Sizes, activations: Dtype, launches: &mut [Launch]) {
@@ -472,7 +472,7 @@ fn decayed_keys(sizes: Sizes, activations: Dtype, launches: &mut [Launch]) {
     };
     let decays = sizes.batch * sizes.tokens * sizes.value_heads * sizes.key_dim * Dtype::F32.bytes();
     for read in &mut scan.kernel.reads {
-        if read.bytes == decays && read.dtype == Dtype::F32 {
+        if DECAYS.contains(&read.name.as_str()) && read.bytes == decays {
             read.bytes = decays / sizes.chunk;
         }
     }

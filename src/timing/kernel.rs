@@ -157,7 +157,7 @@ fn time(kernel: &Kernel, chip: &Chip, resident: u64) -> KernelTime {
     let program = program::schedule(kernel, chip, cut);
     let rounds = programs_per_core as f64;
     let grid_step = chip.grid_step_cycles();
-    let issue = chip.issue_efficiency() * implementation.issue_share.unwrap_or(1.0);
+    let issue = chip.issue_efficiency(kernel.has_products()) * implementation.issue_share.unwrap_or(1.0);
     let micros = |cycles: f64| cycles / chip.clock().get() * 1e6;
     // Blocks of the busiest core: what crosses HBM, spread over all programs.
     let all_programs = (programs * kernel.grid.sequential.div_ceil(chunks)).max(1) as f64;
