@@ -54,8 +54,26 @@ const HEAD: usize = 8;
 /// latency of a transfer overlaps the stream before it.
 #[must_use]
 pub fn run(step: Step, programs: u64) -> Pipeline {
+    let mut head = [StepTimes::default(); HEAD];
+    let (count, period, total) = simulate(step, programs, &mut head);
+    Pipeline {
+        head: head[..count].to_vec(),
+        period,
+        total,
+    }
+}
+
+/// Period and total cycles of [`run`], without the times of its programs.
+#[must_use]
+pub fn pace(step: Step, programs: u64) -> (f64, f64) {
+    let (_, period, total) = simulate(step, programs, &mut [StepTimes::default(); HEAD]);
+    (period, total)
+}
+
+/// Runs the first programs; returns how many those are, the period, and the cycles of all programs.
+fn simulate(step: Step, programs: u64, head: &mut [StepTimes; HEAD]) -> (usize, f64, f64) {
     let count = usize::try_from(programs).unwrap_or(usize::MAX).min(HEAD);
-    let mut head = vec![StepTimes::default(); count];
+    let head = &mut head[..count];
     let mut memory_free = 0.0_f64;
     let mut stream = |ready: f64, cycles: f64| {
         if cycles <= 0.0 {
@@ -87,11 +105,7 @@ pub fn run(step: Step, programs: u64) -> Pipeline {
     let period = period.max(step.compute).max(step.read + step.write);
     let tail = head.last().map_or(0.0, |last| last.write_end.max(last.end));
     let rest = programs.saturating_sub(count as u64) as f64;
-    Pipeline {
-        head,
-        period,
-        total: tail + rest * period,
-    }
+    (count, period, tail + rest * period)
 }
 
 #[cfg(test)]
