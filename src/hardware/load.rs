@@ -99,13 +99,25 @@ pub fn load_with<S: AsRef<str>>(
         let assignment = text.strip_prefix("hw.").unwrap_or(text);
         document.set_as(assignment, &format!("--set {text}"))?;
     }
-    let mut chip = resolve(name_of(name_or_path), &document)?;
-    let set = |field: &str| {
-        overrides.iter().any(|text| {
-            let text = text.as_ref();
-            text.strip_prefix("hw.").unwrap_or(text).starts_with(field)
-        })
-    };
+    Ok((from_document(name_or_path, &document)?, document))
+}
+
+/// The chip that a document describes, with the calibration in use; `name_or_path` is what the document was read from. Fitted values give way to
+/// those that an override of the document sets.
+///
+/// # Errors
+/// For every value of the document that does not fit.
+pub fn from_document(name_or_path: &str, document: &Document) -> Result<Chip, ConfigError> {
+    let mut chip = resolve(name_of(name_or_path), document)?;
+    let set = |field: &str| document.overrides().iter().any(|text| text.starts_with(field));
     super::shipped_calibration().apply(&mut chip, !is_path(name_or_path), set);
-    Ok((chip, document))
+    Ok(chip)
+}
+
+/// Whether a document has the keys of a hardware file, each with a value of the right kind; what the values mean is not looked at.
+///
+/// # Errors
+/// At the first key or value that does not fit.
+pub fn check_schema(document: &Document) -> Result<(), ConfigError> {
+    document.deserialize::<super::file::ChipFile>().map(drop)
 }

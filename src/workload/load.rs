@@ -162,6 +162,22 @@ pub fn load<S: AsRef<str>>(name_or_path: &str, overrides: &[S]) -> Result<(Workl
     Ok((workload, document))
 }
 
+/// The file called `name_or_path`, of a workload or of a stack, without any check of its values.
+///
+/// # Errors
+/// For an unknown name and an unreadable file.
+pub fn read_document(name_or_path: &str) -> Result<Document, ConfigError> {
+    read(name_or_path)
+}
+
+/// The workload that a document describes.
+///
+/// # Errors
+/// For every value that does not fit.
+pub fn from_document(document: &Document) -> Result<Workload, ConfigError> {
+    resolve(document)
+}
+
 /// The baseline of a workload that was loaded from `of`: a path relative to that file, or a shipped name.
 ///
 /// # Errors

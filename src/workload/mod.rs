@@ -4,7 +4,8 @@ mod file;
 mod load;
 mod stack;
 
-pub use load::{load, load_baseline, shipped, shipped_stacks, shipped_text};
+pub use file::check_schema;
+pub use load::{from_document, load, load_baseline, read_document, shipped, shipped_stacks, shipped_text};
 pub use stack::{Stack, StackLayer, load_stack};
 
 use crate::kernels::Plan;
