@@ -357,6 +357,188 @@ fn shards_come_together_as_the_whole() -> Outcome {
 }
 
 #[test]
+fn every_shipped_study_runs_and_is_described() -> Outcome {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = fs::read_to_string(root.join("docs/studies.md"))?;
+    let mut files = BTreeSet::new();
+    for name in contents(&root.join("workloads/studies"))?.into_keys() {
+        files.extend(name.strip_suffix(".yaml").map(str::to_owned));
+    }
+    let shipped: BTreeSet<String> = workload::shipped_studies()
+        .into_iter()
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(files, shipped);
+    let home = home()?;
+    for name in &shipped {
+        let picture = format!("{name}-picture");
+        let by_name = ends(
+            0,
+            home.path(),
+            &["whatif", name, "--hw", "tpu-v7x,h100-sxm", "--plot", &picture],
+        )?;
+        let path = format!("workloads/studies/{name}.yaml");
+        let by_path = ends(0, home.path(), &["whatif", &path, "--hw", "tpu-v7x,h100-sxm"])?;
+        assert_eq!(by_name.stdout, by_path.stdout, "{name}");
+        let text = String::from_utf8(by_name.stdout)?;
+        let (title, reading) = (text.lines().next(), text.lines().last());
+        for part in [title, reading] {
+            let part = part.ok_or("text")?;
+            assert!(
+                page.contains(part),
+                "docs/studies.md lacks `{part}`; run tools/studies.sh"
+            );
+        }
+        let svg = fs::read_to_string(home.path().join(format!("{picture}.svg")))?;
+        for word in ["tpu-v7x", "h100-sxm", title.unwrap_or_default()] {
+            assert!(svg.contains(word), "{name}: `{word}`");
+        }
+        assert!(fs::read(home.path().join(format!("{picture}.png")))?.starts_with(b"\x89PNG"));
+    }
+    Ok(())
+}
+
+#[test]
+fn steps_keep_what_the_steps_before_them_changed() -> Outcome {
+    let home = home()?;
+    let study = "\
+title: from one to the other
+workload: small.yaml
+steps:
+  - { name: as it is, plan: unfused }
+  - { name: longer, set: [layer.tokens=1024] }
+  - { name: fused, set: [layer.chunk=32], plan: fused }
+reading: as it stands
+";
+    fs::write(home.path().join("steps.yaml"), study)?;
+    let rows = lines(home.path(), 0, &["whatif", "steps.yaml", "--hw", "tpu-v6e"])?;
+    let set = [
+        &[][..],
+        &["layer.tokens=1024"],
+        &["layer.tokens=1024", "layer.chunk=32"],
+    ];
+    assert_eq!(rows.len(), 3 * 2);
+    for (of_step, set) in rows.chunks(2).zip(set) {
+        let mut args = vec![
+            "run",
+            "small.yaml",
+            "--numeric",
+            "off",
+            "--hw",
+            "tpu-v6e",
+            "--format",
+            "json",
+        ];
+        args.extend(set.iter().flat_map(|set| ["--set", set]));
+        let run: Value = serde_json::from_slice(&ends(0, home.path(), &args)?.stdout)?;
+        for (row, plan) in of_step
+            .iter()
+            .zip(run["chips"][0]["plans"].as_array().ok_or("plans")?)
+        {
+            assert_eq!(
+                (&row["plan"], &row["time_us"]),
+                (&plan["name"], &plan["total_us"]),
+                "{set:?}"
+            );
+        }
+    }
+    // What a folder holds of the steps is enough to put shards of them together.
+    ends(0, home.path(), &["whatif", "steps.yaml", "--out", "whole"])?;
+    for shard in ["0/2", "1/2"] {
+        ends(
+            0,
+            home.path(),
+            &["whatif", "steps.yaml", "--out", "parts", "--shard", shard],
+        )?;
+    }
+    ends(0, home.path(), &["whatif", "merge", "parts"])?;
+    let [whole, parts] = ["whole", "parts"].map(|dir| fs::read(home.path().join(dir).join("rows.jsonl")));
+    assert_eq!(whole?, parts?);
+    Ok(())
+}
+
+/// The program of a script, or none where this machine lacks it.
+fn script(home: &Path, program: &str, name: &str) -> Option<Command> {
+    let there = Command::new(program).arg("--version").output().is_ok();
+    there.then(|| {
+        let mut command = Command::new(program);
+        command
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name))
+            .current_dir(home)
+            .env("TPUSIM", env!("CARGO_BIN_EXE_tpusim"));
+        command
+    })
+}
+
+/// Workload and fields of the sweeps that the scripts divide.
+const OF_SCRIPTS: [&str; 5] = [
+    "small.yaml",
+    "--vary",
+    "chunk=32,64",
+    "--vary",
+    "hw.hbm.bandwidth=400..1600:+200 GB/s",
+];
+
+#[test]
+fn a_slurm_array_gives_the_whole() -> Outcome {
+    let home = home()?;
+    ends(
+        0,
+        home.path(),
+        &[&["whatif"], &OF_SCRIPTS[..], &["--out", "whole"]].concat(),
+    )?;
+    // Array tasks may be numbered from anywhere.
+    for task in 3..6 {
+        let Some(mut command) = script(home.path(), "bash", "slurm-array.sh") else {
+            return Ok(());
+        };
+        let status = command
+            .arg("parts")
+            .args(OF_SCRIPTS)
+            .env("SLURM_ARRAY_TASK_ID", task.to_string())
+            .env("SLURM_ARRAY_TASK_MIN", "3")
+            .env("SLURM_ARRAY_TASK_COUNT", "3")
+            .stdout(Stdio::null())
+            .status()?;
+        assert!(status.success());
+    }
+    ends(0, home.path(), &["whatif", "merge", "parts"])?;
+    let [whole, parts] = ["whole", "parts"].map(|dir| fs::read(home.path().join(dir).join("rows.csv")));
+    assert_eq!(whole?, parts?);
+    Ok(())
+}
+
+#[test]
+fn the_ray_script_gives_the_whole_with_processes_of_one_machine() -> Outcome {
+    let home = home()?;
+    ends(
+        0,
+        home.path(),
+        &[&["whatif"], &OF_SCRIPTS[..], &["--out", "whole"]].concat(),
+    )?;
+    let Some(mut command) = script(home.path(), "python3", "ray_sweep.py") else {
+        return Ok(());
+    };
+    let status = command
+        .args([
+            "--program",
+            env!("CARGO_BIN_EXE_tpusim"),
+            "--parts",
+            "5",
+            "--local",
+            "2",
+        ])
+        .args(["--out", "parts", "--"])
+        .args(OF_SCRIPTS)
+        .stdout(Stdio::null())
+        .status()?;
+    assert!(status.success());
+    let [whole, parts] = ["whole", "parts"].map(|dir| fs::read(home.path().join(dir).join("rows.csv")));
+    assert_eq!(whole?, parts?);
+    Ok(())
+}
+
+#[test]
 fn an_interrupted_sweep_goes_on_where_it_stopped() -> Outcome {
     let home = home()?;
     let vary = [

@@ -1,5 +1,6 @@
 //! `tpusim whatif`.
 
+use std::fs;
 use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -14,13 +15,18 @@ use super::run::chip_names;
 use super::{Global, Outcome, split_overrides};
 use crate::config::{ConfigError, Document};
 use crate::hardware;
+use crate::report::plot::Theme;
+use crate::report::plot::sweep::Sheet;
 use crate::report::result::Provenance;
 use crate::report::table::Format;
 use crate::report::whatif::folder::{self, Existing, Folder, FolderError, Manifest};
+use crate::report::whatif::picture::PictureData;
 use crate::report::whatif::rows::Columns;
 use crate::report::whatif::sensitivity as sensitivity_report;
 use crate::report::whatif::summary::Summary;
-use crate::study::whatif::{Axis, Front, Grid, Objective, Row, Shard, Sweep, SweepRequest, sensitivity};
+use crate::study::whatif::{
+    Axis, Front, Grid, Objective, Row, Shard, Study, Sweep, SweepRequest, sensitivity,
+};
 use crate::workload::{self, Workload};
 
 /// Arguments of `tpusim whatif`.
@@ -33,7 +39,7 @@ use crate::workload::{self, Workload};
 pub(super) struct WhatifArgs {
     #[command(subcommand)]
     command: Option<WhatifCommand>,
-    /// Path of a workload file, or the name of a shipped one
+    /// Path of a workload or a study, or the name of a shipped one
     #[arg(required = true)]
     workload: Option<String>,
     /// Values of a field, listed or as a range: `chunk=64,128`, `hw.vector_unit.slots.alu=1..8:*2`
@@ -48,6 +54,9 @@ pub(super) struct WhatifArgs {
     /// Mark rows that none beats in all of these: `latency,state_bytes`
     #[arg(long, value_delimiter = ',', value_name = "QUANTITIES")]
     pareto: Vec<String>,
+    /// Draw the time over the first field as `FILE.svg` and `FILE.png`
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
     /// Keep the rows in this folder, as CSV and JSON lines
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -79,12 +88,23 @@ pub(super) fn execute(out: &mut impl Write, args: &WhatifArgs, global: &Global) 
         return merge(out, dir, global);
     }
     let name = args.workload.as_deref().unwrap_or_default();
-    let (hardware_set, workload_set) = split_overrides(&args.set)?;
+    let document = workload::read_document(name)?;
+    let study = Study::read(name, &document)?;
+    let name = study.as_ref().map_or(name, |study| study.workload.as_str());
     if workload::read_document(name)?.node("stack").is_some() {
         bail!("`{name}` is a stack of layers; `whatif` takes the workload of one of them");
     }
+    // What the command line says comes after what the study says.
+    let of_study = |list: fn(&Study) -> &Vec<String>| study.as_ref().map(list).cloned().unwrap_or_default();
+    let set = [of_study(|study| &study.set), args.set.clone()].concat();
+    let (hardware_set, workload_set) = split_overrides(&set)?;
     let loaded = workload::load(name, &workload_set)?;
-    let names = chip_names(&args.hw, name, &loaded.0.hardware, &loaded.1)?;
+    let hw = if args.hw.is_empty() {
+        of_study(|study| &study.hardware)
+    } else {
+        args.hw.clone()
+    };
+    let names = chip_names(&hw, name, &loaded.0.hardware, &loaded.1)?;
     let chips = names
         .into_iter()
         .map(|name| {
@@ -92,14 +112,13 @@ pub(super) fn execute(out: &mut impl Write, args: &WhatifArgs, global: &Global) 
             Ok((name, document))
         })
         .collect::<Result<Vec<_>, ConfigError>>()?;
-    if args.vary.is_empty() && !args.sensitivity {
+    if args.vary.is_empty() && study.is_none() && !args.sensitivity {
         bail!("nothing varies; add `--vary FIELD=VALUES`, such as `--vary chunk=64,128`, or `--sensitivity`");
     }
-    let axes = args
-        .vary
-        .iter()
-        .map(|text| Axis::parse(text))
-        .collect::<Result<_, _>>()?;
+    let mut axes = study.as_ref().map_or_else(Vec::new, |study| study.axes.clone());
+    for text in &args.vary {
+        axes.push(Axis::parse(text)?);
+    }
     let sweep = Sweep::new(SweepRequest {
         workload: &loaded,
         chips: &chips,
@@ -114,8 +133,16 @@ pub(super) fn execute(out: &mut impl Write, args: &WhatifArgs, global: &Global) 
         }
         return Ok(Outcome::Done);
     }
-    let manifest = Manifest::new(sweep.grid(), &args.pareto, provenance(&loaded, &chips, &args.set));
-    run(out, args, global, &sweep, &manifest)
+    if let Some(study) = &study {
+        study.check_plans(&document, &sweep.grid().plans)?;
+    }
+    let pareto = if args.pareto.is_empty() {
+        of_study(|study| &study.pareto)
+    } else {
+        args.pareto.clone()
+    };
+    let manifest = Manifest::new(sweep.grid(), &pareto, provenance(&loaded, &chips, &set));
+    run(out, args, global, &sweep, &manifest, study.as_ref())
 }
 
 /// Where the rows come from.
@@ -150,14 +177,19 @@ fn run(
     global: &Global,
     sweep: &Sweep,
     manifest: &Manifest,
+    study: Option<&Study>,
 ) -> anyhow::Result<Outcome> {
     let grid = sweep.grid();
     let columns = Columns::new(grid);
-    let front = Front::new(objectives(&args.pareto, grid)?);
+    let front = Front::new(objectives(manifest.pareto(), grid)?);
+    let mut picture = match &args.plot {
+        Some(_) => Some(PictureData::new(grid).map_err(|why| anyhow!("--plot: {why}"))?),
+        None => None,
+    };
     let shard = args.shard.unwrap_or(Shard::WHOLE);
     let range = grid.space.shard(shard);
     let points = range.end - range.start;
-    let with_front = !args.pareto.is_empty();
+    let with_front = !manifest.pareto().is_empty();
     let mut summary = Summary::new(grid, points * grid.rows_per_point(), front, with_front);
     let mut printer = Printer::new(global.format, with_front);
     let folder = match &args.out {
@@ -177,6 +209,9 @@ fn run(
         let mut there = Vec::new();
         folder.replay(&columns, |row| {
             summary.add(&row);
+            if let Some(picture) = &mut picture {
+                picture.add(&row);
+            }
             if printer.prints() {
                 there.push(row);
             }
@@ -194,6 +229,9 @@ fn run(
         }
         for row in rows {
             summary.add(row);
+            if let Some(picture) = &mut picture {
+                picture.add(row);
+            }
         }
         printer.rows(out, &columns, rows)?;
         done += rows.len() as u64 / grid.rows_per_point().max(1);
@@ -209,7 +247,23 @@ fn run(
     if let Some(dir) = args.out.as_deref().filter(|_| whole && shard == Shard::WHOLE) {
         folder::finish(dir, &columns, with_front.then(|| summary.front()).as_deref())?;
     }
+    if let (Format::Table, Some(study)) = (global.format, study) {
+        writeln!(out, "{}\n", study.title)?;
+    }
     printer.end(out, &columns, &summary)?;
+    if let (Format::Table, Some(study)) = (global.format, study) {
+        writeln!(out, "\n{}", study.reading)?;
+    }
+    if let (Some(path), Some(picture), true) = (&args.plot, picture, whole) {
+        let title = study.map_or(&grid.name, |study| &study.title);
+        let step_plans = study.map_or(&[][..], |study| &study.step_plans);
+        plot(path, &picture.sheet(title, step_plans))?;
+        global.say(&format!(
+            "picture: {}, {}",
+            path.with_extension("svg").display(),
+            path.with_extension("png").display()
+        ));
+    }
     if !whole {
         let advice = match (&args.out, args.shard) {
             (None, _) => "with `--out DIR` it could go on from there",
@@ -229,6 +283,17 @@ fn run(
     } else {
         Outcome::Done
     })
+}
+
+fn plot(path: &Path, sheet: &Sheet) -> anyhow::Result<()> {
+    let (svg, png) = (path.with_extension("svg"), path.with_extension("png"));
+    if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
+        fs::create_dir_all(parent).with_context(|| format!("cannot create `{}`", parent.display()))?;
+    }
+    fs::write(&svg, sheet.svg(Theme::Light)?).with_context(|| format!("cannot write `{}`", svg.display()))?;
+    sheet
+        .png(Theme::Light, &png)
+        .with_context(|| format!("cannot write `{}`", png.display()))
 }
 
 fn merge(out: &mut impl Write, dir: &Path, global: &Global) -> anyhow::Result<Outcome> {

@@ -133,6 +133,18 @@ impl Document {
         Ok(())
     }
 
+    /// A copy with some fields changed.
+    ///
+    /// # Errors
+    /// As [`Document::assign`].
+    pub fn with(&self, assignments: &[Assignment]) -> Result<Self, ConfigError> {
+        let mut changed = self.clone();
+        for assignment in assignments {
+            changed.assign(assignment)?;
+        }
+        Ok(changed)
+    }
+
     /// Reads a typed value from the tree.
     ///
     /// # Errors

@@ -6,10 +6,12 @@
 
 pub mod bars;
 mod canvas;
+mod marks;
 mod place;
 pub mod probe;
 pub mod roofline;
 pub mod scatter;
+pub mod sweep;
 mod theme;
 pub mod whitening;
 

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use plotters::backend::DrawingBackend;
-use plotters::style::RGBColor;
 
 use super::canvas::{self, Anchor, Canvas, Picture, Place, PlotError, Type, text_width};
-use super::theme::{Palette, STAGES, Theme};
+use super::marks;
+use super::theme::{Palette, Theme};
 
 /// A case: its device, measured and predicted time.
 #[derive(Debug, Clone, PartialEq)]
@@ -97,15 +97,6 @@ impl<'a> Scatter<'a> {
         TOP + SIDE * (1.0 - self.along(us))
     }
 
-    fn color(index: usize) -> RGBColor {
-        // Neighbours in this order differ in lightness as well as in hue.
-        let order = [0, 2, 3, 1, 6, 8, 4, 7, 5];
-        STAGES
-            .get(order[index % order.len()])
-            .copied()
-            .unwrap_or(RGBColor(120, 120, 130))
-    }
-
     /// The line `predicted = factor * measured` inside the axes.
     fn ratio<B: DrawingBackend>(&self, canvas: &Canvas<B>, factor: f64, width: f64) -> Result<(), PlotError> {
         let (low, high) = (10_f64.powi(self.range.0), 10_f64.powi(self.range.1));
@@ -182,14 +173,14 @@ impl Picture for Scatter<'_> {
                 .position(|device| *device == point.device)
                 .unwrap_or(0);
             let center = (self.x(point.measured_us), self.y(point.predicted_us));
-            canvas.disc(center, 1.6, Self::color(index))?;
+            canvas.disc(center, 1.6, marks::color(index))?;
         }
         self.ratio(canvas, 1.0, 1.2)?;
         self.ratio(canvas, 1.0 + BAND, 0.6)?;
         self.ratio(canvas, 1.0 - BAND, 0.6)?;
         for (index, device) in self.devices.iter().enumerate() {
             let y = TOP + 12.0 + 20.0 * index as f64;
-            canvas.disc((right + 22.0, y - 4.0), 4.5, Self::color(index))?;
+            canvas.disc((right + 22.0, y - 4.0), 4.5, marks::color(index))?;
             canvas.text(device, (right + 34.0, y), BODY, Anchor::Start, palette.ink)?;
             debug_assert!(text_width(device, BODY) < RIGHT);
         }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::rows::Columns;
-use crate::config::ConfigError;
+use crate::config::{Assignment, ConfigError};
 use crate::report::result::Provenance;
 use crate::study::whatif::{Axis, Grid, Row, Shard, Space};
 
@@ -114,6 +114,9 @@ fn failed<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) ->
 struct Varied {
     field: String,
     values: Vec<String>,
+    /// What every value changes, where the values are steps.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    set: Vec<Vec<String>>,
 }
 
 /// Which rows there are, and where they come from.
@@ -139,6 +142,13 @@ impl Manifest {
         let varied = |axis: &Axis| Varied {
             field: axis.field().to_owned(),
             values: axis.values().to_vec(),
+            set: if axis.is_steps() {
+                let texts =
+                    |changes: &Vec<_>| changes.iter().map(|c: &Assignment| c.text().to_owned()).collect();
+                axis.changes().iter().map(texts).collect()
+            } else {
+                Vec::new()
+            },
         };
         Manifest {
             schema: SCHEMA.to_owned(),
@@ -182,7 +192,13 @@ impl Manifest {
     /// # Errors
     /// Where a field or value is none.
     pub fn grid(&self) -> Result<Grid, ConfigError> {
-        let axis = |varied: &Varied| Axis::new(varied.field.clone(), varied.values.clone());
+        let axis = |varied: &Varied| {
+            if varied.set.is_empty() {
+                return Axis::new(varied.field.clone(), varied.values.clone());
+            }
+            let steps = varied.values.iter().cloned().zip(varied.set.iter().cloned());
+            Axis::steps(&steps.collect::<Vec<_>>())
+        };
         Ok(Grid {
             name: self.name.clone(),
             layer: self.layer.clone(),

@@ -5,6 +5,7 @@
 pub mod folder;
 #[cfg(feature = "parquet")]
 pub mod parquet;
+pub mod picture;
 pub mod rows;
 pub mod sensitivity;
 pub mod summary;

@@ -26,7 +26,7 @@ enum Data {
 
 /// What a varied field holds.
 fn physical(axis: &Axis) -> Physical {
-    let all = |kind: fn(&Value) -> bool| axis.assignments().iter().all(|a| kind(a.value()));
+    let all = |kind: fn(&Value) -> bool| (0..axis.values().len()).all(|i| axis.value(i).is_some_and(kind));
     if all(|value| matches!(value, Value::Int(_))) {
         Physical::INT64
     } else if all(|value| matches!(value, Value::Int(_) | Value::Float(_))) {
@@ -135,8 +135,8 @@ fn group<W: Write + Send>(
         data.push(match physical(axis) {
             Physical::INT64 => Data::Whole(
                 values
-                    .map(|i| match axis.assignments()[i].value() {
-                        Value::Int(value) => Some(*value),
+                    .map(|i| match axis.value(i) {
+                        Some(Value::Int(value)) => Some(*value),
                         _ => None,
                     })
                     .collect(),

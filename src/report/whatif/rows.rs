@@ -60,15 +60,15 @@ impl<'a> Columns<'a> {
     pub fn new(grid: &'a Grid) -> Self {
         let axes = grid.space.axes();
         let json = axes.iter().map(|axis| {
-            let values = axis.assignments().iter().zip(axis.values());
+            let values = axis.values().iter().enumerate();
             values
-                .map(|(assignment, written)| {
-                    let value = match assignment.value() {
-                        Value::Int(value) => value.to_string(),
-                        Value::Float(value) if value.is_finite() => {
+                .map(|(i, written)| {
+                    let value = match axis.value(i) {
+                        Some(Value::Int(value)) => value.to_string(),
+                        Some(Value::Float(value)) if value.is_finite() => {
                             serde_json::Value::from(*value).to_string()
                         }
-                        Value::Bool(value) => value.to_string(),
+                        Some(Value::Bool(value)) => value.to_string(),
                         _ => json_text(written),
                     };
                     format!("{}:{value},", json_text(axis.field()))

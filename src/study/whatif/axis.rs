@@ -25,8 +25,14 @@ const VARIED_KEYS: [&str; 3] = ["layer", "program", "pass"];
 pub struct Axis {
     field: String,
     values: Vec<String>,
-    assignments: Vec<Assignment>,
+    /// The changes that make each value: one, or those of a step.
+    changes: Vec<Vec<Assignment>>,
+    /// Whether the values are names of steps.
+    steps: bool,
 }
+
+/// Name of an axis of steps, in the place of a field.
+const STEP: &str = "step";
 
 impl Axis {
     /// Parses `field=values`. A bare name is a field of the layer.
@@ -64,18 +70,42 @@ impl Axis {
     /// Where a value is not YAML.
     pub fn new(field: String, values: Vec<String>) -> Result<Self, ConfigError> {
         let path = field.strip_prefix("hw.").unwrap_or(&field);
-        let assignments = values
+        let changes = values
             .iter()
             .map(|value| {
                 let label = format!("--vary {field}={value}");
-                Assignment::parse(&format!("{path}={value}"), &label)
+                Ok(vec![Assignment::parse(&format!("{path}={value}"), &label)?])
             })
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<_, ConfigError>>()?;
         Ok(Axis {
             field,
             values,
-            assignments,
+            changes,
+            steps: false,
         })
+    }
+
+    /// An axis of steps: each has a name and the changes of the workload that lead to it from the file, as `--set` takes them.
+    ///
+    /// # Errors
+    /// Where a change is malformed.
+    pub fn steps(steps: &[(String, Vec<String>)]) -> Result<Self, ConfigError> {
+        let changes = |(name, set): &(String, Vec<String>)| {
+            let parse = |text: &String| Assignment::parse(text, &format!("step `{name}`, {text}"));
+            set.iter().map(parse).collect()
+        };
+        Ok(Axis {
+            field: STEP.to_owned(),
+            values: steps.iter().map(|(name, _)| name.clone()).collect(),
+            changes: steps.iter().map(changes).collect::<Result<_, _>>()?,
+            steps: true,
+        })
+    }
+
+    /// Whether the values are names of steps.
+    #[must_use]
+    pub fn is_steps(&self) -> bool {
+        self.steps
     }
 
     /// Dotted path of the field, `layer.chunk` or `hw.hbm.bandwidth`: what `--set` takes.
@@ -96,18 +126,27 @@ impl Axis {
         &self.values
     }
 
-    /// The changes that make the values, in the same order.
+    /// The changes that make each of the values, in the same order; one for a field.
     #[must_use]
-    pub fn assignments(&self) -> &[Assignment] {
-        &self.assignments
+    pub fn changes(&self) -> &[Vec<Assignment>] {
+        &self.changes
+    }
+
+    /// A value as it is read; none for a step.
+    #[must_use]
+    pub fn value(&self, index: usize) -> Option<&Value> {
+        match &self.changes[index][..] {
+            [change] if !self.steps => Some(change.value()),
+            _ => None,
+        }
     }
 
     /// A value that is a bare number.
     #[must_use]
     pub fn number(&self, index: usize) -> Option<f64> {
-        match *self.assignments[index].value() {
-            Value::Int(value) => Some(value as f64),
-            Value::Float(value) => Some(value),
+        match self.value(index)? {
+            Value::Int(value) => Some(*value as f64),
+            Value::Float(value) => Some(*value),
             _ => None,
         }
     }

@@ -70,11 +70,10 @@ impl SweptChip {
             match Field::named(path, &base).filter(|_| alone) {
                 Some(field) => {
                     let numbers = axis
-                        .assignments()
+                        .changes()
                         .par_iter()
-                        .map(|assignment| {
-                            let mut changed = document.clone();
-                            changed.assign(assignment)?;
+                        .map(|changes| {
+                            let changed = document.with(changes)?;
                             Ok(field.get(&hardware::from_document(name_or_path, &changed)?))
                         })
                         .map(|number: Result<f64, ConfigError>| number.map_err(|error| reason(&error)))
@@ -103,7 +102,7 @@ impl SweptChip {
         let mut patched = document.clone();
         for patch in &patches {
             if let Some(valid) = patch.numbers.iter().position(Result::is_ok) {
-                patched.assign(&axes[patch.axis].assignments()[valid])?;
+                patched = patched.with(&axes[patch.axis].changes()[valid])?;
             }
         }
         let resolved = (0..combinations)
@@ -111,7 +110,7 @@ impl SweptChip {
             .map(|combination| {
                 let mut changed = patched.clone();
                 for (axis, i) in of_axes.iter().zip(digits(&of_axes, combination)) {
-                    changed.assign(&axis.assignments()[i])?;
+                    changed = changed.with(&axis.changes()[i])?;
                 }
                 hardware::from_document(name_or_path, &changed)
             })
@@ -198,14 +197,11 @@ impl Cursor<'_> {
 /// Where a value is none of its field on any chip: an unknown field, a missing unit. A value that only does not fit is a reason of its points.
 pub(super) fn swept(chips: &[(String, Document)], axes: &[Axis]) -> Result<Vec<SweptChip>, ConfigError> {
     for axis in axes {
-        let refused = axis.assignments().par_iter().find_map_first(|assignment| {
+        let refused = axis.changes().par_iter().find_map_first(|changes| {
             let mut first = None;
             for (_, document) in chips {
-                let mut changed = document.clone();
-                let checked = changed
-                    .assign(assignment)
-                    .and_then(|()| hardware::check_schema(&changed));
-                match checked {
+                let changed = document.with(changes);
+                match changed.and_then(|changed| hardware::check_schema(&changed)) {
                     Ok(()) => return None,
                     Err(error) => first = first.or(Some(error)),
                 }

@@ -157,10 +157,9 @@ impl Sweep {
         document.set("numeric.key_heads=1")?;
         document.set("published=")?;
         for axis in space.workload_axes() {
-            let refused = axis.assignments().par_iter().find_map_first(|assignment| {
-                let mut changed = document.clone();
-                let assigned = changed.assign(assignment);
-                assigned.and_then(|()| workload::check_schema(&changed)).err()
+            let refused = axis.changes().par_iter().find_map_first(|changes| {
+                let changed = document.with(changes);
+                changed.and_then(|changed| workload::check_schema(&changed)).err()
             });
             if let Some(error) = refused {
                 return Err(error);
@@ -290,9 +289,9 @@ impl Sweep {
         let axes = self.grid.space.workload_axes();
         let mut document = self.document.clone();
         for (axis, i) in axes.iter().zip(digits(axes, layer)) {
-            document
-                .assign(&axis.assignments()[i])
-                .map_err(|error| reason(&error))?;
+            for change in &axis.changes()[i] {
+                document.assign(change).map_err(|error| reason(&error))?;
+            }
         }
         Built::new(document).map(Arc::new)
     }

@@ -139,14 +139,17 @@ impl Space {
         digits(&self.axes, point)
     }
 
-    /// The point as it would be written with `--set`, one assignment for each axis.
+    /// The point as it would be written with `--set`.
     #[must_use]
     pub fn assignments(&self, point: u64) -> Vec<String> {
         let digits = self.digits(point);
         let named = self.axes.iter().zip(digits);
-        named
-            .map(|(axis, i)| format!("{}={}", axis.field(), axis.values()[i]))
-            .collect()
+        let written = named.flat_map(|(axis, i)| {
+            let changes = axis.changes()[i].iter();
+            let head = if axis.hardware_path().is_some() { "hw." } else { "" };
+            changes.map(move |change| format!("{head}{}", change.text()))
+        });
+        written.collect()
     }
 }
 
