@@ -11,30 +11,30 @@ use crate::graph::{Graph, Node, NodeId, Op, Role, Scan, Shape, Value, Work, work
 /// only pad the last chunk.
 #[must_use]
 pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kernel> {
-    let downstream = descendants(graph, value.node);
+    let index = Index::of(graph);
+    let downstream = descendants(&index, value.node);
     plan.groups
         .iter()
         .filter_map(|group| {
-            let members: BTreeSet<NodeId> = graph
-                .nodes()
-                .filter(|(_, node)| group.holds(node.stage) && !matches!(node.op, Op::Input { .. }))
-                .map(|(id, _)| id)
-                .collect();
+            let members = Members::of(graph, |node| {
+                group.holds(node.stage) && !matches!(node.op, Op::Input { .. })
+            });
             let mut lowering = Lowering {
                 graph,
+                index: &index,
                 members: &members,
                 downstream: &downstream,
                 ops: Vec::new(),
-                produced_by: BTreeMap::new(),
+                produced_by: vec![Vec::new(); graph.len()],
             };
-            for &id in &members {
+            for &id in &members.list {
                 lowering.node(id);
             }
             let ops = lowering.ops;
             if ops.is_empty() {
                 return None;
             }
-            let (reads, writes) = transfers(graph, &members);
+            let (reads, writes) = transfers(&index, &members);
             let grid = grid(graph, &members);
             let streams = grid.is_none();
             let grid = grid.unwrap_or(Grid {
@@ -43,7 +43,7 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
             });
             let carried_bytes = carried_bytes(graph, &members) / grid.parallel.max(1);
             let live_bytes =
-                live_bytes(graph, &members) / grid.steps().max(1) + pair_live_bytes(graph, &members);
+                live_bytes(&index, &members) / grid.steps().max(1) + pair_live_bytes(graph, &members);
             let in_core = group.first >= crate::graph::Stage::Gates || carried_bytes > 0;
             // A group of which a layer has one stage is called by that stage.
             let mut stages = ops.iter().map(|op| op.stage);
@@ -63,7 +63,11 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
                 steps_per_program: group
                     .program
                     .map_or(1, |program| program.chunks.min(grid.sequential)),
-                work: members.iter().map(|&id| work::node_work(graph, id)).sum::<Work>(),
+                work: members
+                    .list
+                    .iter()
+                    .map(|&id| work::node_work(graph, id))
+                    .sum::<Work>(),
                 padding: if in_core { padding } else { 0.0 },
                 implementation: Implementation {
                     value_tile: group.value_tile,
@@ -74,32 +78,89 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
         .collect()
 }
 
-/// Nodes reachable from `from`, itself included.
-fn descendants(graph: &Graph, from: NodeId) -> BTreeSet<NodeId> {
-    let mut seen = BTreeSet::from([from]);
+/// Operands and what stands behind their views, looked up once for all kernels of a graph.
+struct Index<'a> {
+    graph: &'a Graph,
+    /// Operands of every node.
+    operands: Vec<Vec<Value>>,
+    /// Whether a node is only an address computation.
+    free: Vec<bool>,
+    /// [`sources`] of every operand of every node.
+    sources: Vec<Vec<Vec<(Value, u64)>>>,
+}
+
+impl<'a> Index<'a> {
+    fn of(graph: &'a Graph) -> Self {
+        let operands: Vec<Vec<Value>> = graph.nodes().map(|(id, _)| graph.operands(id)).collect();
+        let behind = |&value: &Value| sources(graph, &operands, value);
+        Index {
+            graph,
+            sources: operands
+                .iter()
+                .map(|values| values.iter().map(behind).collect())
+                .collect(),
+            free: graph.nodes().map(|(_, node)| is_free(node)).collect(),
+            operands,
+        }
+    }
+
+    fn operands(&self, id: NodeId) -> &[Value] {
+        &self.operands[id.index()]
+    }
+
+    fn is_free(&self, id: NodeId) -> bool {
+        self.free[id.index()]
+    }
+
+    /// The operands of a node, each with the values behind it.
+    fn behind(&self, id: NodeId) -> impl Iterator<Item = (Value, &[(Value, u64)])> {
+        let sources = self.sources[id.index()].iter().map(Vec::as_slice);
+        self.operands(id).iter().copied().zip(sources)
+    }
+}
+
+/// The nodes of a kernel.
+struct Members {
+    /// In the order of the graph.
+    list: Vec<NodeId>,
+    /// By index of the node.
+    held: Vec<bool>,
+}
+
+impl Members {
+    fn of(graph: &Graph, holds: impl Fn(&Node) -> bool) -> Self {
+        let held: Vec<bool> = graph.nodes().map(|(_, node)| holds(node)).collect();
+        let list = graph.nodes().map(|(id, _)| id).filter(|id| held[id.index()]);
+        Members {
+            list: list.collect(),
+            held,
+        }
+    }
+
+    fn contains(&self, id: NodeId) -> bool {
+        self.held[id.index()]
+    }
+}
+
+/// Whether every node can be reached from `from`, itself included.
+fn descendants(index: &Index<'_>, from: NodeId) -> Vec<bool> {
+    let mut seen = vec![false; index.graph.len()];
+    seen[from.index()] = true;
     // Nodes are stored in topological order, so one pass forward finds all of them.
-    for (id, _) in graph.nodes() {
-        if graph
+    for (id, _) in index.graph.nodes() {
+        if index
             .operands(id)
             .iter()
-            .any(|operand| seen.contains(&operand.node))
+            .any(|operand| seen[operand.node.index()])
         {
-            seen.insert(id);
+            seen[id.index()] = true;
         }
     }
     seen
 }
 
-/// The values behind a chain of views.
-fn base(graph: &Graph, value: Value) -> Vec<Value> {
-    sources(graph, value)
-        .into_iter()
-        .map(|(source, _)| source)
-        .collect()
-}
-
 /// The values behind a chain of views, each with the bytes of the narrowest view it is seen through.
-fn sources(graph: &Graph, value: Value) -> Vec<(Value, u64)> {
+fn sources(graph: &Graph, operands: &[Vec<Value>], value: Value) -> Vec<(Value, u64)> {
     let mut pending = vec![(value, u64::MAX)];
     let mut sources = vec![];
     while let Some((value, seen)) = pending.pop() {
@@ -115,12 +176,8 @@ fn sources(graph: &Graph, value: Value) -> Vec<(Value, u64)> {
             _ => false,
         };
         if view {
-            pending.extend(
-                graph
-                    .operands(value.node)
-                    .into_iter()
-                    .map(|operand| (operand, seen)),
-            );
+            let operands = operands[value.node.index()].iter();
+            pending.extend(operands.map(|&operand| (operand, seen)));
         } else {
             sources.push((value, seen));
         }
@@ -140,20 +197,24 @@ fn is_free(node: &Node) -> bool {
     }
 }
 
-fn transfers(graph: &Graph, members: &BTreeSet<NodeId>) -> (Vec<Transfer>, Vec<Transfer>) {
+fn transfers(index: &Index<'_>, members: &Members) -> (Vec<Transfer>, Vec<Transfer>) {
+    let graph = index.graph;
     // Bytes of the views through which an outside value is read, capped by the value itself: a kernel that takes two
     // slices of a tensor reads their sum, one that takes a tensor and a slice of it reads the tensor once.
     let mut read: BTreeMap<Value, BTreeMap<Value, u64>> = BTreeMap::new();
     let mut written: BTreeSet<Value> = BTreeSet::new();
     let mut columns: BTreeMap<Value, ColumnReads> = BTreeMap::new();
-    for (id, node) in graph.nodes() {
-        let inside = members.contains(&id);
-        if is_free(node) {
+    for (id, _) in graph.nodes() {
+        let inside = members.contains(id);
+        if index.is_free(id) {
             continue;
         }
-        for (position, operand) in graph.operands(id).into_iter().enumerate() {
-            for (source, seen) in sources(graph, operand) {
-                let source_inside = members.contains(&source.node);
+        for (position, (operand, sources)) in index.behind(id).enumerate() {
+            for &(source, seen) in sources {
+                let source_inside = members.contains(source.node);
+                if !inside && !source_inside {
+                    continue;
+                }
                 if let (true, false, Some((scan, heads))) =
                     (inside, source_inside, column_operand(graph, id, position))
                 {
@@ -178,11 +239,11 @@ fn transfers(graph: &Graph, members: &BTreeSet<NodeId>) -> (Vec<Transfer>, Vec<T
         }
     }
     for (_, output) in graph.outputs() {
-        let bases = base(graph, *output);
-        let copies = members.contains(&output.node)
-            && is_free(graph.node(output.node))
-            && bases.iter().any(|source| {
-                !members.contains(&source.node)
+        let bases = sources(graph, &index.operands, *output);
+        let copies = members.contains(output.node)
+            && index.is_free(output.node)
+            && bases.iter().any(|(source, _)| {
+                !members.contains(source.node)
                     && !matches!(graph.node(source.node).op, Op::Fill(_) | Op::Identity)
             });
         if copies {
@@ -190,8 +251,8 @@ fn transfers(graph: &Graph, members: &BTreeSet<NodeId>) -> (Vec<Transfer>, Vec<T
             written.insert(*output);
             continue;
         }
-        for source in bases {
-            if members.contains(&source.node) && !matches!(graph.node(source.node).op, Op::Fill(_)) {
+        for (source, _) in bases {
+            if members.contains(source.node) && !matches!(graph.node(source.node).op, Op::Fill(_)) {
                 written.insert(source);
             }
         }
@@ -235,11 +296,8 @@ fn leading(shape: &Shape, axis: usize) -> u64 {
 }
 
 /// Loops over pairs of blocks among the members, with the heads and row blocks of their carries.
-fn pair_loops<'a>(
-    graph: &'a Graph,
-    members: &'a BTreeSet<NodeId>,
-) -> impl Iterator<Item = (&'a Node, &'a Scan)> {
-    members.iter().filter_map(|&id| {
+fn pair_loops<'a>(graph: &'a Graph, members: &'a Members) -> impl Iterator<Item = (&'a Node, &'a Scan)> {
+    members.list.iter().filter_map(|&id| {
         let node = graph.node(id);
         match &node.op {
             Op::Scan(scan) if scan.pairs.is_some() => Some((node, &**scan)),
@@ -249,29 +307,24 @@ fn pair_loops<'a>(
 }
 
 /// Trips of all loops over pairs: a grid step is one trip of one of them.
-fn pair_trips(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
+fn pair_trips(graph: &Graph, members: &Members) -> u64 {
     pair_loops(graph, members)
         .map(|(_, scan)| scan.trips as u64)
         .sum()
 }
 
 /// Intermediates of one trip of a loop over pairs, of one head.
-fn pair_live_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
+fn pair_live_bytes(graph: &Graph, members: &Members) -> u64 {
     pair_loops(graph, members)
         .map(|(node, scan)| {
-            let inside = scan
-                .body
-                .nodes()
-                .filter(|(_, node)| !matches!(node.op, Op::Input { .. }))
-                .map(|(id, _)| id)
-                .collect();
-            live_bytes(&scan.body, &inside) / leading(&node.results[0].shape, scan.axis).max(1)
+            let inside = Members::of(&scan.body, |node| !matches!(node.op, Op::Input { .. }));
+            live_bytes(&Index::of(&scan.body), &inside) / leading(&node.results[0].shape, scan.axis).max(1)
         })
         .max()
         .unwrap_or(0)
 }
 
-fn grid(graph: &Graph, members: &BTreeSet<NodeId>) -> Option<Grid> {
+fn grid(graph: &Graph, members: &Members) -> Option<Grid> {
     // Attention: a unit is a query block of a head, its steps are the key blocks it visits, on average where the mask is causal.
     if let Some((node, scan)) = pair_loops(graph, members).next() {
         let rows = node.results[0].shape.dims()[scan.axis] as u64;
@@ -281,7 +334,7 @@ fn grid(graph: &Graph, members: &BTreeSet<NodeId>) -> Option<Grid> {
         });
     }
     // Of several loops the one over the most heads: key heads may carry something of their own beside the states.
-    let scans = members.iter().filter_map(|&id| match &graph.node(id).op {
+    let scans = members.list.iter().filter_map(|&id| match &graph.node(id).op {
         Op::Scan(scan) if scan.scanned > 0 => {
             let ty = graph.node(id).results.get(scan.carries)?;
             let parallel = ty.shape.dims()[..scan.axis].iter().map(|&d| d as u64).product();
@@ -297,6 +350,7 @@ fn grid(graph: &Graph, members: &BTreeSet<NodeId>) -> Option<Grid> {
     }
     // A decode step runs over the states it reads: (batch, key head, value head).
     let states = members
+        .list
         .iter()
         .flat_map(|&id| graph.operands(id))
         .find_map(|operand| {
@@ -318,6 +372,7 @@ fn grid(graph: &Graph, members: &BTreeSet<NodeId>) -> Option<Grid> {
     }
     // Kernels of the core without a scan run over (batch, head, chunk): the leading dimensions of their products.
     let product = members
+        .list
         .iter()
         .filter(|&&id| matches!(graph.node(id).op, Op::MatMul { .. }))
         .find_map(|&id| {
@@ -330,12 +385,13 @@ fn grid(graph: &Graph, members: &BTreeSet<NodeId>) -> Option<Grid> {
     })
 }
 
-fn carried_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
+fn carried_bytes(graph: &Graph, members: &Members) -> u64 {
     // Loops over pairs follow each other on the same carries.
     if let Some((node, _)) = pair_loops(graph, members).next() {
         return node.results.iter().map(|ty| 4 * ty.shape.elements()).sum();
     }
     members
+        .list
         .iter()
         .map(|&id| match &graph.node(id).op {
             // The working copy of the state is f32 whatever format it is rounded to between chunks.
@@ -350,22 +406,24 @@ fn carried_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
 }
 
 /// Largest sum of intermediates alive at once, over the whole kernel; views share the storage of their source.
-fn live_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
-    let mut last_use: BTreeMap<Value, NodeId> = BTreeMap::new();
-    for &id in members {
-        for operand in graph.operands(id) {
-            for source in base(graph, operand) {
-                if members.contains(&source.node) {
-                    last_use.insert(source, id);
+fn live_bytes(index: &Index<'_>, members: &Members) -> u64 {
+    let nodes = index.graph.len();
+    // By node, for its first result.
+    let mut last_use: Vec<Option<NodeId>> = vec![None; nodes];
+    for &id in &members.list {
+        for (_, sources) in index.behind(id) {
+            for (source, _) in sources {
+                if source.port == 0 && members.contains(source.node) {
+                    last_use[source.node.index()] = Some(id);
                 }
             }
         }
     }
-    let mut expires: BTreeMap<NodeId, u64> = BTreeMap::new();
+    let mut expires = vec![0_u64; nodes];
     let (mut live, mut peak) = (0_u64, 0_u64);
-    for &id in members {
-        let node = graph.node(id);
-        if !is_free(node) {
+    for &id in &members.list {
+        if !index.is_free(id) {
+            let node = index.graph.node(id);
             // Stacked results of a scan are consumed chunk by chunk in the same kernel, or written out.
             let results = match &node.op {
                 Op::Scan(scan) if scan.scanned > 0 => 0,
@@ -373,12 +431,12 @@ fn live_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
             };
             live += results;
             peak = peak.max(live);
-            match last_use.get(&Value { node: id, port: 0 }) {
-                Some(&last) => *expires.entry(last).or_default() += results,
+            match last_use[id.index()] {
+                Some(last) => expires[last.index()] += results,
                 None => live -= results,
             }
         }
-        live -= expires.remove(&id).unwrap_or(0);
+        live -= std::mem::take(&mut expires[id.index()]);
     }
     peak
 }
@@ -398,30 +456,29 @@ struct Loop {
 
 struct Lowering<'a> {
     graph: &'a Graph,
-    members: &'a BTreeSet<NodeId>,
-    downstream: &'a BTreeSet<NodeId>,
+    index: &'a Index<'a>,
+    members: &'a Members,
+    /// Whether a node comes after the values.
+    downstream: &'a [bool],
     ops: Vec<KernelOp>,
-    /// The last operation behind every value of the kernel.
-    produced_by: BTreeMap<NodeId, Vec<usize>>,
+    /// The last operations behind every node of the kernel; none behind nodes of others.
+    produced_by: Vec<Vec<usize>>,
 }
 
 impl Lowering<'_> {
     fn node(&mut self, id: NodeId) {
         let node = self.graph.node(id);
-        let mut after: Vec<usize> = self
-            .graph
-            .operands(id)
-            .iter()
-            .filter(|operand| self.members.contains(&operand.node))
-            .flat_map(|operand| self.produced_by.get(&operand.node).cloned().unwrap_or_default())
-            .collect();
+        let mut after: Vec<usize> = Vec::new();
+        for operand in self.index.operands(id) {
+            after.extend_from_slice(&self.produced_by[operand.node.index()]);
+        }
         after.sort_unstable();
         after.dedup();
-        if is_free(node) {
-            self.produced_by.insert(id, after);
+        if self.index.is_free(id) {
+            self.produced_by[id.index()] = after;
             return;
         }
-        let value_columns = self.downstream.contains(&id);
+        let value_columns = self.downstream[id.index()];
         if let Op::Scan(scan) = &node.op {
             // Splitting the values of attention would repeat its scores, which no kernel does.
             let value_columns = value_columns && scan.pairs.is_none();
@@ -439,7 +496,7 @@ impl Lowering<'_> {
                 share,
             };
             let produced = self.scan_body(&scan.body, around, &after, value_columns);
-            self.produced_by.insert(id, produced);
+            self.produced_by[id.index()] = produced;
             return;
         }
         let op = KernelOp {
@@ -454,26 +511,25 @@ impl Lowering<'_> {
             share: 1.0,
         };
         self.ops.push(op);
-        self.produced_by.insert(id, vec![self.ops.len() - 1]);
+        self.produced_by[id.index()] = vec![self.ops.len() - 1];
     }
 
     /// Appends the body once with the counts of all trips, loops inside it likewise; returns the operations behind its results.
     fn scan_body(&mut self, body: &Graph, around: Loop, after: &[usize], value_columns: bool) -> Vec<usize> {
-        let mut produced: BTreeMap<NodeId, Vec<usize>> = BTreeMap::new();
+        let mut produced: Vec<Vec<usize>> = vec![Vec::new(); body.len()];
         for (id, node) in body.nodes() {
             if matches!(node.op, Op::Input { role: Role::Body, .. }) {
-                produced.insert(id, after.to_vec());
+                produced[id.index()] = after.to_vec();
                 continue;
             }
-            let mut waits: Vec<usize> = body
-                .operands(id)
-                .iter()
-                .flat_map(|operand| produced.get(&operand.node).cloned().unwrap_or_default())
-                .collect();
+            let mut waits: Vec<usize> = Vec::new();
+            for operand in body.operands(id) {
+                waits.extend_from_slice(&produced[operand.node.index()]);
+            }
             waits.sort_unstable();
             waits.dedup();
             if is_free(node) {
-                produced.insert(id, waits);
+                produced[id.index()] = waits;
                 continue;
             }
             if let Op::Scan(scan) = &node.op {
@@ -483,7 +539,7 @@ impl Lowering<'_> {
                     ..around
                 };
                 let results = self.scan_body(&scan.body, inside, &waits, value_columns);
-                produced.insert(id, results);
+                produced[id.index()] = results;
                 continue;
             }
             let op = KernelOp {
@@ -498,12 +554,12 @@ impl Lowering<'_> {
                 share: around.share,
             };
             self.ops.push(op);
-            produced.insert(id, vec![self.ops.len() - 1]);
+            produced[id.index()] = vec![self.ops.len() - 1];
         }
         let mut results: Vec<usize> = body
             .outputs()
             .iter()
-            .flat_map(|(_, value)| produced.get(&value.node).cloned().unwrap_or_default())
+            .flat_map(|(_, value)| produced[value.node.index()].iter().copied())
             .collect();
         results.sort_unstable();
         results.dedup();

@@ -1,6 +1,6 @@
 //! A kernel on a chip: how it is cut into programs, the schedule of a program, the pipeline of programs, and what binds.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 use super::pipeline::{self, Pipeline};
 use super::program::{self, Cut, Figures, Order, Schedule};
@@ -14,6 +14,9 @@ use crate::report::result::Bound;
 const MOST_UNITS_PER_PROGRAM: u64 = 16;
 /// Programs per core that a kernel which streams rows may be cut into. A fixed set, so that more rows never meet a better fit.
 const STREAMED_PROGRAMS: [u64; 7] = [1, 4, 16, 64, 256, 1024, 4096];
+/// The same with their places, in the order in which they are tried: the middle first, which leaves least of the rest.
+const SEARCHED_PROGRAMS: [(usize, u64); 7] =
+    [(2, 16), (3, 64), (1, 4), (4, 256), (0, 1), (5, 1024), (6, 4096)];
 /// Narrowest slice of value columns a program works on when the state is split over programs.
 const NARROWEST_VALUE_COLUMNS: u64 = 32;
 
@@ -227,14 +230,16 @@ pub struct Timer {
     /// Core, value parts and costs of the operations found last.
     costs: Vec<Occupancy>,
     costs_of: Option<(u64, u64)>,
+    /// Cycles that the busiest lane of one core would take for the whole kernel.
+    busiest: f64,
     /// Shape of a register and architecture, and the registers of the operations found last.
     registers: Vec<f64>,
     registers_of: Option<(u32, u32, Architecture)>,
-    found: HashMap<ProgramKey, Figures>,
+    found: FxHashMap<ProgramKey, Figures>,
 }
 
 /// Schedules that a timer keeps.
-const MOST_FOUND: usize = 1 << 14;
+const MOST_FOUND: usize = 1 << 11;
 
 /// What a schedule of a given kernel depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -245,12 +250,24 @@ struct ProgramKey {
     value_parts: u64,
 }
 
+impl ProgramKey {
+    fn of(form: &Form<'_>, cutting: &Cutting, core: u64) -> Self {
+        ProgramKey {
+            core,
+            parallel: form.grid.parallel,
+            units: cutting.cut.units,
+            value_parts: cutting.cut.value_parts,
+        }
+    }
+}
+
 impl Timer {
     /// Times `kernel` on `chip`. A timer belongs to one kernel; chips with the same `core` have to agree in all that a core is.
     pub fn time(&mut self, kernel: &Kernel, prepared: &Prepared, chip: &Chip, core: u64) -> KernelFigures {
         let (form, cutting) = self.best(kernel, prepared, chip, core, &mut Vec::new());
         let figures = self.figures(&form, chip, &cutting, core);
-        finish(&form, chip, &cutting, &figures)
+        let pace = pace(&form, chip, &cutting, figures.makespan);
+        finish(&form, chip, &cutting, &figures, &pace)
     }
 
     /// The form of the kernel that the chip runs, and how it is cut.
@@ -278,36 +295,51 @@ impl Timer {
         }
         // Few programs leave the fetch of the first uncovered, many pay for their grid steps; too few do not fit.
         let cores = u64::from(chip.cores_per_device);
-        let mut total = |form: &Form<'a>| {
-            let cutting = cutting(form, chip, &mut Vec::new());
-            let figures = self.figures(form, chip, &cutting, core);
-            (pace(form, chip, &cutting, &figures).total_us(chip), cutting)
-        };
-        let [coarser @ .., finest] = STREAMED_PROGRAMS;
-        let mut best = form.in_programs(finest * cores);
-        let (mut least, mut cut) = total(&best);
-        for of_a_core in coarser {
-            let next = form.in_programs(of_a_core * cores);
-            if working_set(&next, 1, 1) <= capacity {
-                let (us, cutting) = total(&next);
-                if us < least {
-                    (best, least, cut) = (next, us, cutting);
+        let finest = STREAMED_PROGRAMS.len() - 1;
+        let mut best: Option<(f64, usize, Form<'a>, Cutting)> = None;
+        for (rank, of_a_core) in SEARCHED_PROGRAMS {
+            let form = form.in_programs(of_a_core * cores);
+            if rank < finest && working_set(&form, 1, 1) > capacity {
+                continue;
+            }
+            let cutting = cutting(&form, chip, &mut Vec::new());
+            let program = ProgramKey::of(&form, &cutting, core);
+            if let Some((least, ..)) = best
+                && !self.found.contains_key(&program)
+            {
+                self.find_costs(&form, chip, cutting.cut.value_parts, core);
+                let busy = self.busiest / form.grid.parallel.max(1) as f64;
+                // The margin is for the rounding of the sums behind both.
+                if shortest(&form, chip, &cutting, busy) > least * (1.0 + 1e-9) {
+                    continue;
                 }
             }
+            let makespan = self.figures(&form, chip, &cutting, core).makespan;
+            let us = pace(&form, chip, &cutting, makespan).total_us(chip);
+            // Of equals the finest is taken, then the coarsest.
+            let order = (rank + 1) % STREAMED_PROGRAMS.len();
+            if best
+                .as_ref()
+                .is_none_or(|(least, before, ..)| us < *least || (us <= *least && order < *before))
+            {
+                best = Some((us, order, form, cutting));
+            }
         }
+        let (form, cut) = best.map_or_else(
+            || {
+                let form = form.in_programs(STREAMED_PROGRAMS[finest] * cores);
+                (form, cutting(&form, chip, &mut Vec::new()))
+            },
+            |(_, _, form, cut)| (form, cut),
+        );
         // Said of the form that is taken.
-        cutting(&best, chip, remarks);
-        (best, cut)
+        cutting(&form, chip, remarks);
+        (form, cut)
     }
 
     /// The schedule of a program, made once for every core.
     fn figures(&mut self, form: &Form<'_>, chip: &Chip, cutting: &Cutting, core: u64) -> Figures {
-        let program = ProgramKey {
-            core,
-            parallel: form.grid.parallel,
-            units: cutting.cut.units,
-            value_parts: cutting.cut.value_parts,
-        };
+        let program = ProgramKey::of(form, cutting, core);
         if let Some(found) = self.found.get(&program) {
             return *found;
         }
@@ -320,24 +352,32 @@ impl Timer {
         figures
     }
 
-    /// Schedules a program.
-    fn run(&mut self, form: &Form<'_>, chip: &Chip, cut: Cut, core: u64) {
+    /// Makes `costs`, and the cycles of the busiest vector lane for the whole kernel.
+    fn find_costs(&mut self, form: &Form<'_>, chip: &Chip, value_parts: u64, core: u64) {
         let unit = &chip.vector_unit;
         let shape = (unit.lanes, unit.sublanes, chip.architecture);
         if self.registers_of != Some(shape) {
             self.registers = program::registers(form.kernel, chip);
             self.registers_of = Some(shape);
         }
-        if self.costs_of != Some((core, cut.value_parts)) {
-            program::costs(
-                form.kernel,
-                chip,
-                &self.registers,
-                cut.value_parts,
-                &mut self.costs,
-            );
-            self.costs_of = Some((core, cut.value_parts));
+        if self.costs_of != Some((core, value_parts)) {
+            program::costs(form.kernel, chip, &self.registers, value_parts, &mut self.costs);
+            self.costs_of = Some((core, value_parts));
+            // Matrix arrays first: what one of them has to do at least.
+            let mut lanes = [0.0; 5];
+            for (op, cost) in form.kernel.ops.iter().zip(&self.costs) {
+                lanes[0] += cost.matrix * op.count as f64 / f64::from(chip.matrix_unit.count);
+                for (lane, cycles) in lanes[1..].iter_mut().zip(cost.vector) {
+                    *lane += cycles * op.count as f64;
+                }
+            }
+            self.busiest = lanes.into_iter().fold(0.0, f64::max);
         }
+    }
+
+    /// Schedules a program.
+    fn run(&mut self, form: &Form<'_>, chip: &Chip, cut: Cut, core: u64) {
+        self.find_costs(form, chip, cut.value_parts, core);
         self.schedule.run(
             (form.kernel, form.order),
             &self.costs,
@@ -360,8 +400,8 @@ pub fn time_kernel(kernel: &Kernel, chip: &Chip) -> KernelTime {
     let (form, cutting) = timer.best(kernel, &prepared, chip, 0, &mut remarks);
     timer.run(&form, chip, cutting.cut, 0);
     let figures = timer.schedule.figures();
-    let time = finish(&form, chip, &cutting, &figures);
-    let pace = pace(&form, chip, &cutting, &figures);
+    let pace = pace(&form, chip, &cutting, figures.makespan);
+    let time = finish(&form, chip, &cutting, &figures, &pace);
     KernelTime {
         total_us: time.total_us,
         mxu_us: time.mxu_us,
@@ -464,7 +504,7 @@ fn issue(form: &Form<'_>, chip: &Chip) -> f64 {
 }
 
 /// Cycles of a program and its transfers before anything waits for a resident block.
-fn step(form: &Form<'_>, chip: &Chip, cutting: &Cutting, figures: &Figures) -> (pipeline::Step, f64, f64) {
+fn step(form: &Form<'_>, chip: &Chip, cutting: &Cutting, makespan: f64) -> (pipeline::Step, f64, f64) {
     let implementation = &form.kernel.implementation;
     // Blocks of the busiest core: what crosses HBM, spread over all programs.
     let all_programs = (cutting.programs * form.grid.sequential.div_ceil(cutting.cut.chunks)).max(1) as f64;
@@ -473,9 +513,7 @@ fn step(form: &Form<'_>, chip: &Chip, cutting: &Cutting, figures: &Figures) -> (
         (block.bytes as f64 * block.fetches as f64).min(form.read_bytes as f64)
     });
     let step = pipeline::Step {
-        compute: figures.makespan / issue(form, chip)
-            + chip.grid_step_cycles()
-            + implementation.program_cycles,
+        compute: makespan / issue(form, chip) + chip.grid_step_cycles() + implementation.program_cycles,
         read: (form.read_bytes as f64 - fetched_whole) / all_programs / bandwidth,
         write: form.write_bytes as f64 / all_programs / bandwidth,
         dma_latency: chip.dma_latency().get() * chip.clock().get(),
@@ -483,9 +521,18 @@ fn step(form: &Form<'_>, chip: &Chip, cutting: &Cutting, figures: &Figures) -> (
     (step, fetched_whole, bandwidth)
 }
 
-fn pace(form: &Form<'_>, chip: &Chip, cutting: &Cutting, figures: &Figures) -> Pace {
+/// A time that no pipeline of programs undercuts whose makespan is at least `makespan` cycles: the first block comes in, the programs follow each other, the
+/// last block goes out.
+fn shortest(form: &Form<'_>, chip: &Chip, cutting: &Cutting, makespan: f64) -> f64 {
+    let (step, ..) = step(form, chip, cutting, makespan);
+    let rounds = cutting.programs_per_core as f64;
+    let cycles = step.compute * rounds + step.read + step.write;
+    micros(cycles.max((step.read + step.write) * rounds), chip) + chip.launch.micros()
+}
+
+fn pace(form: &Form<'_>, chip: &Chip, cutting: &Cutting, makespan: f64) -> Pace {
     let implementation = &form.kernel.implementation;
-    let (mut step, fetched_whole, bandwidth) = step(form, chip, cutting, figures);
+    let (mut step, fetched_whole, bandwidth) = step(form, chip, cutting, makespan);
     let rounds = cutting.programs_per_core as f64;
     let simulated = if implementation.serial_transfers {
         let transfers = [step.read, step.write];
@@ -518,17 +565,16 @@ fn pace(form: &Form<'_>, chip: &Chip, cutting: &Cutting, figures: &Figures) -> P
 }
 
 /// The figures of a kernel from those of its program.
-fn finish(form: &Form<'_>, chip: &Chip, cutting: &Cutting, program: &Figures) -> KernelFigures {
+fn finish(form: &Form<'_>, chip: &Chip, cutting: &Cutting, program: &Figures, pace: &Pace) -> KernelFigures {
     let &Cutting {
         cut,
         cores_used,
         programs_per_core,
         ..
     } = cutting;
-    let pace = pace(form, chip, cutting, program);
     let total_us = pace.total_us(chip);
     // What the pipeline would save if transfers began at once: their latency where nothing covers it.
-    let (without_latency, ..) = step(form, chip, cutting, program);
+    let (without_latency, ..) = step(form, chip, cutting, program.makespan);
     let dma = pace.overlapped
         - pipeline::pace(
             pipeline::Step {
