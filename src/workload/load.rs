@@ -186,9 +186,10 @@ pub(super) fn read(name_or_path: &str) -> Result<Document, ConfigError> {
         return Document::read(name_or_path);
     }
     if let Some(text) = shipped_text(name_or_path) {
-        let folder = match shipped_studies().contains(&name_or_path) {
-            true => "workloads/studies",
-            false => "workloads",
+        let folder = if shipped_studies().contains(&name_or_path) {
+            "workloads/studies"
+        } else {
+            "workloads"
         };
         Document::parse(&format!("{folder}/{name_or_path}.yaml"), text)
     } else {
@@ -251,6 +252,7 @@ pub fn load_baseline(name: &str, of: &str, document: &Document) -> Result<(Workl
 /// What `name` means in the file `of`: a path relative to that file, a path, or a shipped name; `None` for a path to nothing.
 ///
 /// The shipped file of that name stands in where the folder has none: a copied workload keeps its baseline.
+#[must_use]
 pub fn beside(name: &str, of: &str) -> Option<String> {
     let beside: Option<PathBuf> = is_path(of)
         .then(|| Path::new(of).parent().map(|p| p.join(name)))
