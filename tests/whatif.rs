@@ -706,3 +706,35 @@ fn sensitivities_are_printed_in_every_format() -> Outcome {
     );
     Ok(())
 }
+
+#[cfg(feature = "parquet")]
+#[test]
+fn parquet_holds_the_rows_of_the_csv() -> Outcome {
+    use parquet::file::reader::{FileReader, SerializedFileReader};
+    use parquet::record::Field;
+
+    let home = home()?;
+    ends(1, home.path(), &arguments(&["--out", "rows"]))?;
+    let dir = home.path().join("rows");
+    let reader = SerializedFileReader::new(fs::File::open(dir.join("rows.parquet"))?)?;
+    let mut csv = csv::Reader::from_path(dir.join("rows.csv"))?;
+    let headers = csv.headers()?.clone();
+    let mut rows = 0;
+    for (row, record) in reader.get_row_iter(None)?.zip(csv.records()) {
+        let (row, record) = (row?, record?);
+        rows += 1;
+        for ((name, field), (header, cell)) in row.get_column_iter().zip(headers.iter().zip(&record)) {
+            assert_eq!(name, header);
+            let same = match field {
+                Field::Null => cell.is_empty(),
+                Field::Long(value) => Ok(*value) == cell.parse(),
+                Field::Double(value) => Ok(*value) == cell.parse(),
+                Field::Str(value) => value == cell,
+                other => panic!("{name}: {other}"),
+            };
+            assert!(same, "{name}: {field} against {cell}");
+        }
+    }
+    assert_eq!(rows, 147 * 4);
+    Ok(())
+}
