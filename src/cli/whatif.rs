@@ -1,5 +1,6 @@
 //! `tpusim whatif`.
 
+use std::fmt;
 use std::fs;
 use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -9,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, Subcommand};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use super::run::chip_names;
 use super::{Global, Outcome, split_overrides};
@@ -339,9 +340,15 @@ fn progress(points: u64, done: u64, global: &Global) -> ProgressBar {
         ProgressDrawTarget::hidden()
     };
     let bar = ProgressBar::with_draw_target(Some(points), target).with_position(done);
-    let form = "{bar:30} {human_pos} of {human_len} points, {per_sec}, {eta} left";
+    let form = "{bar:30} {human_pos} of {human_len} points, {rate} points/s, {eta} left";
     match ProgressStyle::with_template(form) {
-        Ok(style) => bar.with_style(style),
+        Ok(style) => bar.with_style(style.with_key(
+            "rate",
+            |state: &ProgressState, out: &mut dyn fmt::Write| {
+                // Whatever cannot be written is only progress.
+                let _ = write!(out, "{}", HumanCount(state.per_sec() as u64));
+            },
+        )),
         Err(_) => bar,
     }
 }

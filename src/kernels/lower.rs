@@ -11,8 +11,46 @@ use crate::graph::{Graph, Node, NodeId, Op, Role, Scan, Shape, Value, Work, work
 /// only pad the last chunk.
 #[must_use]
 pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kernel> {
-    let index = Index::of(graph);
-    let downstream = descendants(&index, value.node);
+    lower_plan(&Indexed::of(graph, value), plan, padding)
+}
+
+/// [`lower`] for several plans of one graph, which share what does not depend on the plan.
+#[must_use]
+pub fn lower_plans(graph: &Graph, plans: &[Plan], value: Value, padding: f64) -> Vec<Vec<Kernel>> {
+    let indexed = Indexed::of(graph, value);
+    plans
+        .iter()
+        .map(|plan| lower_plan(&indexed, plan, padding))
+        .collect()
+}
+
+/// What the plans of a graph share.
+struct Indexed<'a> {
+    index: Index<'a>,
+    /// Whether a node comes after the values.
+    downstream: Vec<bool>,
+    /// Arithmetic of every node.
+    work: Vec<Work>,
+}
+
+impl<'a> Indexed<'a> {
+    fn of(graph: &'a Graph, value: Value) -> Self {
+        let index = Index::of(graph);
+        Indexed {
+            downstream: descendants(&index, value.node),
+            work: graph.nodes().map(|(id, _)| work::node_work(graph, id)).collect(),
+            index,
+        }
+    }
+}
+
+fn lower_plan(indexed: &Indexed<'_>, plan: &Plan, padding: f64) -> Vec<Kernel> {
+    let Indexed {
+        index,
+        downstream,
+        work,
+    } = indexed;
+    let graph = index.graph;
     plan.groups
         .iter()
         .filter_map(|group| {
@@ -21,9 +59,9 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
             });
             let mut lowering = Lowering {
                 graph,
-                index: &index,
+                index,
                 members: &members,
-                downstream: &downstream,
+                downstream,
                 ops: Vec::new(),
                 produced_by: vec![Vec::new(); graph.len()],
             };
@@ -34,7 +72,7 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
             if ops.is_empty() {
                 return None;
             }
-            let (reads, writes) = transfers(&index, &members);
+            let (reads, writes) = transfers(index, &members);
             let grid = grid(graph, &members);
             let streams = grid.is_none();
             let grid = grid.unwrap_or(Grid {
@@ -43,7 +81,7 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
             });
             let carried_bytes = carried_bytes(graph, &members) / grid.parallel.max(1);
             let live_bytes =
-                live_bytes(&index, &members) / grid.steps().max(1) + pair_live_bytes(graph, &members);
+                live_bytes(index, &members) / grid.steps().max(1) + pair_live_bytes(graph, &members);
             let in_core = group.first >= crate::graph::Stage::Gates || carried_bytes > 0;
             // A group of which a layer has one stage is called by that stage.
             let mut stages = ops.iter().map(|op| op.stage);
@@ -63,11 +101,7 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
                 steps_per_program: group
                     .program
                     .map_or(1, |program| program.chunks.min(grid.sequential)),
-                work: members
-                    .list
-                    .iter()
-                    .map(|&id| work::node_work(graph, id))
-                    .sum::<Work>(),
+                work: members.list.iter().map(|id| work[id.index()]).sum::<Work>(),
                 padding: if in_core { padding } else { 0.0 },
                 implementation: Implementation {
                     value_tile: group.value_tile,

@@ -10,7 +10,7 @@ mod lower;
 mod plan;
 
 pub use layout::tiled_elements;
-pub use lower::lower;
+pub use lower::{lower, lower_plans};
 pub use plan::{Group, Plan, Program};
 
 use crate::dtype::Dtype;

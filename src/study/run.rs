@@ -7,7 +7,7 @@ use crate::config::{ConfigError, Document};
 use crate::dtype::Dtype;
 use crate::graph::{BuildError, Stage};
 use crate::hardware::{self, Architecture, Chip, Kind};
-use crate::kernels::{Kernel, Plan, lower};
+use crate::kernels::{Kernel, Plan, lower_plans};
 use crate::layer::{Layer, Pass};
 use crate::mechanisms::{self, LayerGraph};
 use crate::report::result::{
@@ -155,11 +155,8 @@ pub(super) fn lower_all(workload: &Workload) -> Result<Vec<(Plan, Vec<Kernel>)>,
             source,
         })?;
     let padding = 1.0 - workload.layer.tokens as f64 / workload.layer.padded_tokens() as f64;
-    Ok(workload
-        .plans
-        .iter()
-        .map(|plan| (plan.clone(), lower(&graph, plan, core.value, padding)))
-        .collect())
+    let kernels = lower_plans(&graph, &workload.plans, core.value, padding);
+    Ok(workload.plans.iter().cloned().zip(kernels).collect())
 }
 
 /// Whether a chip multiplies in the formats of a layer: f32 products are decomposed into bf16 passes, every other format

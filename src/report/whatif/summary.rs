@@ -112,8 +112,9 @@ impl<'a> Summary<'a> {
         let fields: Vec<&str> = grid.space.axes().iter().map(Axis::field).collect();
         writeln!(
             out,
-            "{}: {points} points of {} on {} in {}; {}",
+            "{}: {points} point{} of {} on {} in {}; {}",
             grid.name,
+            if points == 1 { "" } else { "s" },
             if fields.is_empty() {
                 "no field".to_owned()
             } else {
