@@ -5,7 +5,7 @@ use divan::{Bencher, black_box};
 use tpusim::calibration::data;
 use tpusim::hardware::{self, Calibration};
 use tpusim::measurements::{self, Table};
-use tpusim::study::predict::predict;
+use tpusim::study::predict::{ChipFiles, predict};
 
 fn main() {
     divan::main();
@@ -15,10 +15,11 @@ fn main() {
 fn all_measurements(bencher: Bencher) {
     let tables = data::shipped().expect("well-formed files");
     let rows: usize = tables.iter().map(|table| table.rows.len()).sum();
+    let files = ChipFiles::default();
     let calibration = Calibration::empty();
     bencher.counter(ItemsCount::new(rows)).bench_local(|| {
         for table in &tables {
-            black_box(predict(table, &calibration));
+            black_box(predict(table, &files, &calibration));
         }
     });
 }
@@ -32,7 +33,8 @@ fn matmul(side: u64) -> Table {
 #[divan::bench(args = [256, 1024, 4096, 16384])]
 fn square_matmul(bencher: Bencher, side: u64) {
     let table = matmul(side);
+    let files = ChipFiles::default();
     let calibration = Calibration::empty();
     hardware::load("tpu-v6e").expect("a shipped chip");
-    bencher.bench_local(|| predict(black_box(&table), &calibration));
+    bencher.bench_local(|| predict(black_box(&table), &files, &calibration));
 }

@@ -92,10 +92,16 @@ coefficients! {
         "Scalar work and DMA issue of a program. Starting value: 27 cycles per grid step in measured flash attention kernels.";
     DmaLatency = "dma_latency", "us", Tpu, 0.5 in 0.05..=2.0,
         "From the start of a DMA to its first byte. Starting value: simulated schedules of Pallas kernels fit 0.5 to 0.8 us.";
-    GpuGridStep = "gpu_grid_step", "cycles", Gpu, 27.0 in 0.0..=5000.0,
+    GpuGridStep = "gpu_grid_step", "cycles", Gpu, 27.0 in 0.0..=500.0,
         "Start and end of a program (thread block) of a GPU. Starting value: that of a TPU.";
-    GpuDmaLatency = "gpu_dma_latency", "us", Gpu, 0.5 in 0.05..=3.0,
-        "From the issue of a load of a GPU to its first byte. Starting value: that of a TPU.";
+    GpuDmaLatency = "gpu_dma_latency", "us", Gpu, 0.4 in 0.2..=1.0,
+        "From the issue of a load of a GPU to its first byte. Starting value: 0.37 us per load that nothing fetches ahead in measured state scans, some 700 cycles.";
+    GpuRunBytes = "gpu_run_bytes", "bytes per contiguous run", Gpu, 16.0 in 0.0..=64.0,
+        "What a run of contiguous bytes in device memory costs a GPU beyond its bytes, where a kernel moves tiles that are narrower than the rows: activates and sectors that neighbours share. Starting value: measured decode steps move runs of 32 bytes at 0.70 and of 128 bytes at 0.90 of the rate of long streams.";
+    GpuCacheRate = "gpu_cache_rate", "bytes per cycle and multiprocessor", Gpu, 44.0 in 16.0..=64.0,
+        "What a multiprocessor draws from the last-level cache while all of them do. Starting value: grouped products of H100 in tiles of 128 by 64 draw 44 to 51; 64 is the width of the port.";
+    GpuWriteShare = "gpu_write_share", "share of the published bandwidth", Gpu, 0.71 in 0.5..=1.0,
+        "Rate of a GPU that only writes, over its bandwidth; streams that read as well are not held back. Starting value: measured fills of H200, 3.4 of 4.8 TB/s.";
     SubstitutionStep = "substitution_step", "vector latencies per row", Tpu, 6.0 in 1.0..=30.0,
         "Chain of one row of a forward substitution: multiply, subtract, and the row's way through on-chip memory to be read back on all sublanes. Starting value: two operations and four latencies for the way.";
     FlashSoftmaxOps = "flash_softmax_ops", "ALU operations per score", Kernel, 5.0 in 1.0..=12.0,
@@ -106,8 +112,8 @@ coefficients! {
         "Rescale and add of the accumulator of a flash attention kernel. Starting value: those two.";
     FlashStep = "flash_step", "cycles per pair of blocks", Kernel, 0.0 in 0.0..=3000.0,
         "Work of a step of a TPU flash attention kernel that does not grow with its block: loop control, statistics, alignment of partial lanes. Starting value: none.";
-    ResidentShare = "resident_share", "share of on-chip memory", Tpu, 0.6 in 0.1..=1.0,
-        "What XLA keeps of a large intermediate in VMEM between two kernels. Starting value: gated linear units whose intermediate is a few times the VMEM of v6e and v7x.";
+    ResidentShare = "resident_share", "share of the room", Tpu, 0.5 in 0.1..=0.9,
+        "Share of the VMEM in which XLA keeps results between kernels that an intermediate may take to stay there as a whole; of one that takes all of that room nothing stays. Starting value: half, beside what the kernel that reads it needs.";
     CrossEntropyOps = "cross_entropy_ops", "ALU operations per logit", Kernel, 14.0 in 4.0..=30.0,
         "Maximum, difference, exponential, sum, the position of the label against every column, and what the padding of the vocabulary masks. Starting value: 14 in measured Pallas kernels.";
     CrossEntropyStep = "cross_entropy_step", "cycles per block of logits and depth", Kernel, 0.0 in 0.0..=5000.0,
@@ -116,14 +122,18 @@ coefficients! {
         "A grouped product masks the rows of other groups, reads, adds and stores its sum. Starting value: measured grouped products.";
     GroupedVisit = "grouped_visit", "cycles per visit of a row tile", Kernel, 0.0 in 0.0..=10000.0,
         "Scalar work of a grouped product that finds its group and its rows. Starting value: none.";
-    EmptyProgram = "empty_program", "cycles", Kernel, 180.0 in 20.0..=2000.0,
-        "A program of a GPU that finds nothing to do and leaves. Starting value: H100 Triton calls whose time is that of `groups * row blocks * column blocks` programs.";
+    EmptyProgram = "empty_program", "cycles per 128 elements of the tile", Gpu, 1.8 in 0.5..=6.0,
+        "A program of a GPU that finds no row of its group still clears its sums and passes its masked stores, an instruction of four warps at a time. Starting value: Triton calls whose time is that of `groups * row blocks * column blocks` programs, 1.4 to 1.6 on H100, 2.1 on A100, 2.7 on B200.";
     StateOps = "state_ops", "ALU operations per state element and token", Kernel, 7.6 in 3.0..=16.0,
         "Decay, product with the key and its sum, outer product and sum, product with the query and its sum. Starting value: 7.6 in measured decode kernels of v7x.";
+    LoopKernel = "loop_kernel", "us per kernel and further core", Kernel, 1.2 in 0.0..=3.0,
+        "A small kernel inside a loop of XLA on a device of several cores, which meet before and after it. Starting value: loops over tokens, three times as long on v5p as on v6e.";
     DecodeSequence = "decode_sequence", "cycles per sequence", Kernel, 346.0 in 0.0..=4000.0,
         "Scalar work of the fused convolution and GDN kernel per sequence when it decodes. Starting value: measured calls on v7x.";
     DecodeHead = "decode_head", "cycles per head and token", Kernel, 24.0 in 0.0..=400.0,
         "Scalar work of the fused convolution and GDN kernel per head and token when it decodes. Starting value: measured calls on v7x.";
+    PrefillSequence = "prefill_sequence", "cycles per sequence", Kernel, 7000.0 in 0.0..=30000.0,
+        "Prologue and epilogue of a sequence in the fused convolution and GDN kernel when it prefills: transfers of its states and of its first and last tiles, one after the other. Starting value: measured calls on v7x whose sequences are one to three chunks long.";
     GpuFlashEfficiency = "gpu_flash_efficiency", "share", Kernel, 0.9 in 0.3..=1.0,
         "What is left of the issue efficiency in a GPU flash attention kernel, whose two halves wait for each other at barriers. Starting value: little is lost.";
     GpuFlashOps = "gpu_flash_ops", "ALU operations per score", Kernel, 2.5 in 0.5..=10.0,

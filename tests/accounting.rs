@@ -5,7 +5,7 @@
 
 use tpusim::graph::work::{graph_work, stage_work};
 use tpusim::graph::{Graph, Op, Stage, Work};
-use tpusim::kernels::{Plan, Program, lower};
+use tpusim::kernels::{Plan, Program, lower, lower_compiled};
 use tpusim::layer::{GramVariant, InverseVariant, Layer};
 use tpusim::mechanisms::build;
 use tpusim::workload;
@@ -270,6 +270,56 @@ fn fused_kernel_moves_the_least_bytes() {
         };
         assert!(states <= 4 * (layer.key_heads * layer.key_dim * width) as u64);
     }
+}
+
+#[test]
+fn a_fusion_ends_where_its_result_is_needed_as_a_whole() {
+    let layer = layer("kda", &[]);
+    let built = build(&layer).expect("builds");
+    let plan = Plan::named("unfused", Program { heads: 1, chunks: 1 }).expect("a plan");
+    let kernels = lower_compiled(&built.graph, &plan, built.core.value, 0.0);
+    let of = |label: &str| -> Vec<_> { kernels.iter().filter(|k| k.label == label).collect() };
+    let tokens = (layer.batch * layer.tokens) as u64;
+    let (keys, values) = (
+        2 * (layer.key_heads * layer.key_dim) as u64,
+        (layer.value_heads * layer.value_dim) as u64,
+    );
+    // Convolution and SiLU; squared lengths, and the values rounded; queries and keys over their lengths.
+    let op2 = of("op2");
+    assert_eq!(op2.len(), 3);
+    // bf16 in, f32 between, bf16 out: 6 bytes a channel in the first, 4 of every key and 6 of every value channel in the second, 6 of every key channel in the third,
+    // and a length in f32 that is written and read. The taps are read once.
+    let lengths = 2 * 2 * 4 * layer.key_heads as u64;
+    let taps: u64 = op2[0]
+        .reads
+        .iter()
+        .filter(|t| t.name == "conv_taps")
+        .map(|t| t.bytes)
+        .sum();
+    let moved: u64 = op2.iter().map(|kernel| kernel.hbm_bytes()).sum();
+    let channels = 6 * (keys + values) + (4 * keys + 6 * values) + 6 * keys;
+    assert_eq!(moved - taps, tokens * (channels + lengths));
+    // Sum of squares; norm and gate; projection. The first two read the f32 output of the core.
+    let op7 = of("op7b-c");
+    assert_eq!(op7.len(), 3);
+    let core: Vec<u64> = op7
+        .iter()
+        .map(|kernel| {
+            kernel
+                .reads
+                .iter()
+                .filter(|t| t.name == "O")
+                .map(|t| t.bytes)
+                .sum()
+        })
+        .collect();
+    assert_eq!(core, [4 * tokens * values, 4 * tokens * values, 0]);
+    // What is done twice is counted once.
+    let once: Work = lower(&built.graph, &plan, built.core.value, 0.0)
+        .iter()
+        .map(|kernel| kernel.work)
+        .sum();
+    assert_eq!(kernels.iter().map(|kernel| kernel.work).sum::<Work>(), once);
 }
 
 #[test]

@@ -156,11 +156,11 @@ proptest! {
 #[test]
 fn every_measured_operation_is_known() {
     for table in tpusim::calibration::data::shipped().expect("well-formed files") {
-        for (row, result) in table
-            .rows
-            .iter()
-            .zip(predict::predict(&table, &Calibration::empty()))
-        {
+        for (row, result) in table.rows.iter().zip(predict::predict(
+            &table,
+            &predict::ChipFiles::default(),
+            &Calibration::empty(),
+        )) {
             if let Err(reason) = result {
                 assert!(row.op.ends_with("_bwd"), "{}:{}: {reason}", table.name, row.line);
             }
@@ -238,4 +238,46 @@ fn grouped_products_use_one_core_of_two() {
         .expect("a bf16 rate")
         .get();
     assert!(flops / seconds < 0.5 * peak, "{}", flops / seconds / peak);
+}
+
+/// A step of chunked attention of 512 queries and 1024 keys on a device of two cores: the logits in f32 once out and twice in, the accumulator six times (product out; read and
+/// written by the rescaling; both read and the sum written), the operands once; after the loop the accumulator in and the output out.
+#[test]
+fn chunked_attention_moves_its_logits_three_times() {
+    let chip = chip("tpu-v5p", &[]);
+    let (heads, tokens, width) = (16_u64, 4096_u64, 128_u64);
+    let params = format!("B=1;Tq={tokens};Tk={tokens};Hq={heads};Hkv={heads};D={width};Dv={width};causal=0");
+    let prediction = timed(&chip, "chunked_attention", &params, "bf16");
+    let moved = |label: &str| -> u64 {
+        let of = prediction.launches.iter().filter(|launch| launch.label == label);
+        of.map(|launch| launch.times * launch.hbm_bytes).sum()
+    };
+    let steps = (tokens / 512) * (tokens / 1024);
+    let accumulator = heads * 512 * width * 4;
+    // Two statistics of a row, in f32.
+    let statistics = heads * 512 * 8;
+    assert_eq!(moved("statistics"), steps * (heads * 512 * 1024 * 4 + statistics));
+    let output = heads * tokens * width * (4 + 2);
+    assert_eq!(moved("accumulate"), steps * 5 * accumulator + output);
+    let products = moved("logits") + moved("output");
+    assert!(products >= steps * (2 * heads * 512 * 1024 * 4 + accumulator));
+}
+
+/// What stays on chip costs no traffic: 67 MB of logits fit into v6e beside what XLA leaves to operations, and no intermediate stays on a device of two cores.
+#[test]
+fn logits_stay_on_chip_where_they_fit() {
+    let params = "B=2;Tq=8192;Tk=8192;Hq=16;Hkv=16;D=128;Dv=128;causal=0";
+    let statistics = |name: &str| {
+        let prediction = timed(&chip(name, &[]), "chunked_attention", params, "bf16");
+        let found = prediction
+            .launches
+            .iter()
+            .find(|launch| launch.label == "statistics");
+        found.expect("statistics").hbm_bytes
+    };
+    let logits = 2 * 16 * 512 * 1024 * 4;
+    let sums = 2 * 16 * 512 * 8;
+    assert_eq!(statistics("tpu-v6e"), sums);
+    assert_eq!(statistics("tpu-v7x"), logits + sums);
+    assert_eq!(statistics("tpu-v5p"), logits + sums);
 }

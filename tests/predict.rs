@@ -241,3 +241,145 @@ fn the_picture_of_a_page_is_not_overwritten_unasked() {
     assert!(!home.path().join("page.md").exists());
     assert_eq!(fs::read_to_string(picture).expect("the file"), "kept");
 }
+
+/// Rows made with another launch, bandwidth and clock than the file of the chip says: a calibration of the chip alone finds them again.
+#[test]
+fn a_chip_of_ones_own_is_calibrated_from_a_dozen_rows() {
+    let home = tempfile::tempdir().expect("a folder");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let file = fs::read_to_string(root.join("hw/tpu-v6e.yaml")).expect("a shipped file");
+    fs::write(home.path().join("mine.yaml"), &file).expect("a file");
+    let mut cases = String::from("device,op,params,dtype\n");
+    for (op, params) in [
+        ("add", "n=1024"),
+        ("add", "n=65536"),
+        ("copy", "shape=32768x8192"),
+        ("copy", "shape=4096x4096"),
+        ("add", "shape=8192x8192"),
+        ("exp", "shape=8192x4096"),
+        ("matmul", "m=8192;k=8192;n=8192"),
+        ("matmul", "m=4096;k=4096;n=4096"),
+        ("matmul", "m=256;k=256;n=256"),
+        ("matmul", "m=8192;k=128;n=4096"),
+        ("rms_norm", "rows=8192;d=4096"),
+        ("softmax", "rows=8192;d=2048"),
+    ] {
+        let _ = writeln!(cases, "mine,{op},{params},bf16");
+    }
+    fs::write(home.path().join("cases.csv"), cases).expect("a file");
+    // The truth is written into a calibration by hand.
+    let calibration = fs::read_to_string(root.join("hw/calibration.json")).expect("the shipped calibration");
+    let mut truth: Value = serde_json::from_str(&calibration).expect("JSON");
+    let fitted = |value: f64| serde_json::json!({"value": value, "unit": "", "standard_error": null, "low": 0.0, "high": 50.0, "prior": 0.0, "rows": 0});
+    let quantities = [
+        ("launch_us", 3.5),
+        ("hbm_achievable", 0.72),
+        ("sustained_clock", 0.9),
+    ];
+    for (name, value) in quantities {
+        truth["chips"]["mine"][name] = fitted(value);
+    }
+    let fitted = tpusim(home.path(), &["hw", "show", "mine.yaml", "--format", "json"]);
+    let digest: Value = serde_json::from_slice(&fitted.stdout).expect("JSON");
+    truth["own_chips"]["mine"] = serde_json::json!({
+        "hardware_digest": digest["digest"], "data_digest": "none", "rows": 0
+    });
+    fs::write(home.path().join("truth.json"), truth.to_string()).expect("a file");
+    let made = tpusim(
+        home.path(),
+        &[
+            "--calibration",
+            "truth.json",
+            "predict",
+            "cases.csv",
+            "--chip",
+            "mine.yaml",
+            "--format",
+            "csv",
+        ],
+    );
+    assert_eq!(
+        made.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&made.stderr)
+    );
+    let rows = String::from_utf8(made.stdout)
+        .expect("UTF-8")
+        .replace("predicted_us", "latency_us");
+    fs::write(home.path().join("measured.csv"), rows).expect("a file");
+    let fit = tpusim(
+        home.path(),
+        &["fit", "--chip", "mine.yaml", "measured.csv", "--out", "mine.json"],
+    );
+    assert_eq!(
+        fit.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&fit.stderr)
+    );
+    let found: Value =
+        serde_json::from_str(&fs::read_to_string(home.path().join("mine.json")).expect("a file"))
+            .expect("JSON");
+    for (name, value) in quantities {
+        let got = found["chips"]["mine"][name]["value"].as_f64().expect("a number");
+        assert!((got / value - 1.0).abs() < 0.02, "{name}: {got} for {value}");
+    }
+    assert_eq!(found["coefficients"], truth["coefficients"]);
+
+    // What a chip nobody measured is assumed to take for a launch does not depend on it.
+    let launch_of = |args: &[&str]| {
+        let all: Vec<&str> = args
+            .iter()
+            .chain(&["hw", "show", "rtx-4090", "--format", "json"])
+            .copied()
+            .collect();
+        let shown: Value = serde_json::from_slice(&tpusim(home.path(), &all).stdout).expect("JSON");
+        shown["chip"]["launch"].as_f64().expect("seconds")
+    };
+    let shipped = launch_of(&[]);
+    assert!(
+        (launch_of(&["--calibration", "mine.json"]) - shipped).abs() < 1e-12,
+        "{shipped}"
+    );
+
+    // The values hold for the text they were fitted with.
+    let with = |args: &[&str]| {
+        let all: Vec<&str> = [
+            "--calibration",
+            "mine.json",
+            "predict",
+            "cases.csv",
+            "--chip",
+            "mine.yaml",
+        ]
+        .iter()
+        .chain(args)
+        .copied()
+        .collect();
+        tpusim(home.path(), &all)
+    };
+    assert_eq!(with(&[]).status.code(), Some(0));
+    fs::write(
+        home.path().join("mine.yaml"),
+        file.replace("GB/s", "GB/s ").replace("1.75 GHz", "1.70 GHz"),
+    )
+    .expect("a file");
+    let refused = with(&[]);
+    assert_eq!(refused.status.code(), Some(2));
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(message.contains("another text of `mine`"), "{message}");
+}
+
+/// Rows of another chip have no place in the calibration of one.
+#[test]
+fn rows_of_another_chip_are_refused() {
+    let home = home();
+    let output = tpusim(home.path(), &["fit", "--chip", "tpu-v5e", "cases.csv"]);
+    assert_eq!(output.status.code(), Some(2));
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        message.contains("cases.csv:2: expected rows of `tpu-v5e`") && message.contains("`tpu-v6e`"),
+        "{message}"
+    );
+}

@@ -6,11 +6,12 @@ use std::path::Path;
 use tpusim::calibration::data;
 use tpusim::hardware;
 use tpusim::report::validation;
+use tpusim::study::predict::ChipFiles;
 
 #[test]
 fn the_page_is_that_of_the_data_and_of_the_calibration() {
     let tables = data::shipped().expect("well-formed files");
-    let data = data::screen(&tables);
+    let data = data::screen(&tables, &ChipFiles::default());
     let calibration = hardware::shipped_calibration();
     assert_eq!(
         calibration.data_digest, data.digest,

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use crate::hardware::{self, Architecture, Chip};
 use crate::measurements::{self, Row, Table};
-use crate::study::predict;
+use crate::study::predict::{self, ChipFiles};
 
 /// Share by which a row may be faster than its roof: the clock is known to a few percent.
 const ROOF_TOLERANCE: f64 = 1.03;
@@ -113,9 +113,9 @@ pub fn shape_of(row: &Row) -> String {
     format!("{} {}", row.op, parts.join(";"))
 }
 
-/// Screens the rows of some tables.
+/// Screens the rows of some tables, whose devices are shipped chips or those of `files`.
 #[must_use]
-pub fn screen(tables: &[Table]) -> Data {
+pub fn screen(tables: &[Table], files: &ChipFiles) -> Data {
     let mut data = Data::default();
     let mut text = String::new();
     let rows: Vec<(&str, &Row)> = tables
@@ -141,7 +141,11 @@ pub fn screen(tables: &[Table]) -> Data {
         }
     }
     data.digest = crate::config::digest(text.as_bytes());
-    let chips = predict::chips_by(rows.iter().map(|(_, row)| *row), hardware::load_uncalibrated);
+    let chips = predict::chips_by(
+        rows.iter().map(|(_, row)| *row),
+        files,
+        hardware::load_uncalibrated,
+    );
     let judged: Vec<Result<Observation, String>> = rows
         .par_iter()
         .map(|&(file, row)| {

@@ -8,16 +8,15 @@ use super::data::{Data, Observation};
 use super::parameters::{Parameter, Setting, free};
 use super::solver::{self, Free, Solution};
 use crate::coefficients::Definition;
-use crate::hardware::{Calibration, Chip, ChipQuantity, Fitted, SCHEMA, mean_of_architecture};
+use crate::hardware::{Architecture, Calibration, Chip, ChipQuantity, Fitted, SCHEMA, mean_of_architecture};
 use crate::study::predict;
 
 /// Rows of a family on a device beyond which more rows add no weight: a sweep of thousands must not decide what all kernels share.
 const FULL_WEIGHT_ROWS: f64 = 60.0;
 /// Families that are scored but not fitted: what their implementations launch is not known well enough for their times to say anything about a chip.
-const NOT_FITTED: [&str; 5] = [
+const NOT_FITTED: [&str; 4] = [
     "grouped product, dense",
     "grouped product, dense, GPU",
-    "grouped product, GPU",
     "recurrent loop",
     "recurrent loop, GPU",
 ];
@@ -48,6 +47,10 @@ pub struct Fit {
 pub struct Touches {
     parameters: Vec<Parameter>,
     rows: Vec<Vec<usize>>,
+    /// What is not free.
+    fixed: Setting,
+    /// By what factor quantities of chips may wander further than usual.
+    looseness: f64,
 }
 
 /// Observations with the chips of a setting.
@@ -117,7 +120,7 @@ pub fn residuals(observations: &[Observation], setting: &Setting) -> Vec<f64> {
     Timed::new(observations, setting).residuals(&rows)
 }
 
-fn describe(parameter: &Parameter, observations: &[Observation]) -> Free {
+fn describe(parameter: &Parameter, observations: &[Observation], chip_looseness: f64) -> Free {
     match parameter {
         Parameter::Shared(coefficient) => {
             let Definition { prior, low, high, .. } = coefficient.definition();
@@ -131,11 +134,17 @@ fn describe(parameter: &Parameter, observations: &[Observation]) -> Free {
             }
         }
         Parameter::Chip(name, quantity) => {
-            let (low, high) = quantity.range();
-            let prior = observations
+            let chip = observations
                 .iter()
                 .find(|o| o.row.device == *name)
-                .map_or(low, |o| quantity.of(&o.chip));
+                .map(|o| &o.chip);
+            let (low, mut high) = quantity.range(chip.map_or(Architecture::Tpu, |chip| chip.architecture));
+            let prior = chip.map_or(low, |chip| quantity.of(chip));
+            if let (ChipQuantity::SustainedClock, Some(chip)) = (quantity, chip) {
+                // No clock is above that of the fastest state.
+                let fastest = chip.clock_states.iter().map(|state| state.frequency.get());
+                high = fastest.fold(high, |high, clock| high.max(clock / chip.clock.frequency.get()));
+            }
             let (scale, looseness) = match quantity {
                 ChipQuantity::LaunchUs => (1.0, 2.0),
                 ChipQuantity::HbmAchievable | ChipQuantity::SustainedClock => (1.0, SHARE_LOOSENESS),
@@ -144,7 +153,7 @@ fn describe(parameter: &Parameter, observations: &[Observation]) -> Free {
             Free {
                 prior,
                 scale,
-                looseness,
+                looseness: looseness * chip_looseness,
                 low,
                 high,
                 rows: Vec::new(),
@@ -153,12 +162,23 @@ fn describe(parameter: &Parameter, observations: &[Observation]) -> Free {
     }
 }
 
-/// Finds the rows that each free parameter touches.
+/// Finds the rows that each free parameter touches, everything being free.
 #[must_use]
 pub fn touches(observations: &[Observation]) -> Touches {
-    let parameters = free(observations);
+    touches_of(observations, free(observations), Setting::default(), 1.0)
+}
+
+/// Finds the rows that some parameters touch, the others being fixed. Quantities of chips may wander `looseness` times as far from what the files of the chips
+/// say as in a fit of all chips together.
+#[must_use]
+pub fn touches_of(
+    observations: &[Observation],
+    parameters: Vec<Parameter>,
+    fixed: Setting,
+    looseness: f64,
+) -> Touches {
     let rows: Vec<usize> = (0..observations.len()).collect();
-    let base = residuals(observations, &Setting::default());
+    let base = residuals(observations, &fixed);
     let touched = parameters
         .iter()
         .map(|parameter| match parameter {
@@ -172,7 +192,7 @@ pub fn touches(observations: &[Observation]) -> Touches {
                 .collect(),
             Parameter::Shared(coefficient) => {
                 let Definition { prior, low, high, .. } = coefficient.definition();
-                let mut setting = Setting::default();
+                let mut setting = fixed.clone();
                 setting.set(
                     parameter,
                     if prior < f64::midpoint(low, high) {
@@ -192,6 +212,8 @@ pub fn touches(observations: &[Observation]) -> Touches {
     Touches {
         parameters,
         rows: touched,
+        fixed,
+        looseness,
     }
 }
 
@@ -225,7 +247,7 @@ pub fn fit(observations: &[Observation], touches: &Touches, keep: &[bool], start
         parameters.push(parameter.clone());
         free.push(Free {
             rows,
-            ..describe(parameter, observations)
+            ..describe(parameter, observations, touches.looseness)
         });
     }
     let begin: Vec<f64> = parameters
@@ -243,7 +265,7 @@ pub fn fit(observations: &[Observation], touches: &Touches, keep: &[bool], start
         })
         .collect();
     let setting_of = |values: &[f64]| {
-        let mut setting = Setting::default();
+        let mut setting = touches.fixed.clone();
         for (parameter, value) in parameters.iter().zip(values) {
             setting.set(parameter, *value);
         }
@@ -296,8 +318,13 @@ impl Fit {
         } else if value <= f.low * 1.001 || value >= f.high * 0.999 {
             notes.push("at bound".to_owned());
         }
-        if self.solution.standard_errors[at].is_none() {
-            notes.push("the rows do not tell".to_owned());
+        match self.solution.standard_errors[at] {
+            None => notes.push("the rows do not tell".to_owned()),
+            // Half of the estimate or more is what it was pulled towards.
+            Some(error) if error > f.looseness * f.scale => {
+                notes.push("the rows tell less than the starting value".to_owned());
+            }
+            Some(_) => {}
         }
         for (other, name) in self.parameters.iter().enumerate() {
             if other != at && self.solution.correlations[at][other].abs() > COLLINEAR {
@@ -318,6 +345,7 @@ impl Fit {
             coefficients: BTreeMap::new(),
             chips: BTreeMap::new(),
             residuals: Vec::new(),
+            own_chips: BTreeMap::new(),
         };
         for (at, parameter) in self.parameters.iter().enumerate() {
             let f = &self.free[at];

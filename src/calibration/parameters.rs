@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::data::Observation;
 use crate::coefficients::{Coefficient, Coefficients, Scope};
-use crate::hardware::{ChipQuantity, Kind};
+use crate::hardware::{Calibration, ChipQuantity, Kind};
 
 /// A free parameter.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,6 +36,23 @@ pub struct Setting {
 }
 
 impl Setting {
+    /// The values of a calibration.
+    #[must_use]
+    pub fn of(calibration: &Calibration) -> Self {
+        let mut setting = Setting::default();
+        for (name, fitted) in &calibration.coefficients {
+            if let Some(coefficient) = Coefficient::named(name) {
+                setting.coefficients.set(coefficient, fitted.value);
+            }
+        }
+        for (chip, quantities) in &calibration.chips {
+            for (quantity, fitted) in quantities {
+                setting.chips.insert((chip.clone(), *quantity), fitted.value);
+            }
+        }
+        setting
+    }
+
     /// Sets one.
     pub fn set(&mut self, parameter: &Parameter, value: f64) {
         match parameter {

@@ -2,11 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rayon::prelude::*;
 use serde::Serialize;
+use statrs::statistics::{Data as StatisticsOf, OrderStatistics, RankTieBreaker, Statistics};
 
 use super::data::{Data, Observation};
 use super::fit::{self, Fit, Touches};
-use crate::hardware::Residuals;
+use super::parameters::Setting;
+use crate::hardware::{Architecture, Residuals, UNSEEN};
+use crate::study::calls;
+use crate::study::predict::{self, ChipFiles};
 
 /// Folds of the split by shape.
 const FOLDS: usize = 5;
@@ -29,6 +34,8 @@ pub enum Split {
     LeaveDeviceOut,
     /// A family of kernels.
     LeaveFamilyOut,
+    /// A mechanism of linear attention; other operations have none.
+    LeaveMechanismOut,
     /// Nothing was fitted; no model either, a roofline of the same launches.
     Roofline,
 }
@@ -42,6 +49,7 @@ impl Split {
             Split::ByShape => "by_shape",
             Split::LeaveDeviceOut => "leave_device_out",
             Split::LeaveFamilyOut => "leave_family_out",
+            Split::LeaveMechanismOut => "leave_mechanism_out",
             Split::Roofline => "roofline",
         }
     }
@@ -81,36 +89,51 @@ pub struct Validation {
     pub residuals: BTreeMap<Split, Vec<Option<f64>>>,
     /// The fit that saw everything.
     pub fit: Fit,
+    /// Values of the fits without a device, by device; empty where no device was left out.
+    pub without_device: BTreeMap<String, Setting>,
 }
 
-fn fold_of(shape: &str) -> usize {
+/// What fits say of the rows that they did not see.
+pub(super) struct LeftOut {
+    /// Logarithms of predicted over measured times; none for rows that were never left out.
+    pub(super) residuals: Vec<Option<f64>>,
+    /// Values of the fit without a group, by the label of the group.
+    pub(super) settings: BTreeMap<String, Setting>,
+}
+
+/// The fold of a shape: the same on every machine and for every order of the rows.
+pub(super) fn fold_of(shape: &str) -> usize {
     crate::config::digest(shape.as_bytes())
         .bytes()
         .fold(0_usize, |sum, byte| (sum * 31 + byte as usize) % 1_000_003)
         % FOLDS
 }
 
-/// Groups that are left out one at a time: those with the same label.
-fn leave_out(
+/// Groups that are left out one at a time: those with the same label; those without one are never left out.
+pub(super) fn leave_out(
     observations: &[Observation],
     touches: &Touches,
     whole: &Fit,
-    label: impl Fn(&Observation) -> String,
-) -> Vec<Option<f64>> {
-    let labels: Vec<String> = observations.iter().map(label).collect();
-    let groups: BTreeSet<&String> = labels.iter().collect();
-    let mut out = vec![None; observations.len()];
+    label: impl Fn(&Observation) -> Option<String>,
+) -> LeftOut {
+    let labels: Vec<Option<String>> = observations.iter().map(label).collect();
+    let groups: BTreeSet<&String> = labels.iter().flatten().collect();
+    let mut out = LeftOut {
+        residuals: vec![None; observations.len()],
+        settings: BTreeMap::new(),
+    };
     if groups.len() < 2 {
         return out;
     }
     for group in groups {
-        let keep: Vec<bool> = labels.iter().map(|l| l != group).collect();
+        let keep: Vec<bool> = labels.iter().map(|l| l.as_ref() != Some(group)).collect();
         let fit = fit::fit(observations, touches, &keep, Some(whole));
         let left: Vec<usize> = (0..observations.len()).filter(|&i| !keep[i]).collect();
         let subset: Vec<Observation> = left.iter().map(|&i| observations[i].clone()).collect();
         for (&i, residual) in left.iter().zip(fit::residuals(&subset, &fit.setting)) {
-            out[i] = Some(residual);
+            out.residuals[i] = Some(residual);
         }
+        out.settings.insert(group.clone(), fit.setting);
     }
     out
 }
@@ -121,24 +144,33 @@ pub fn validate(data: &Data, splits: &[Split]) -> Validation {
     let observations = &data.used;
     let touches = fit::touches(observations);
     let whole = fit::fit(observations, &touches, &vec![true; observations.len()], None);
+    let without =
+        |label: &dyn Fn(&Observation) -> Option<String>| leave_out(observations, &touches, &whole, label);
     let mut residuals: BTreeMap<Split, Vec<Option<f64>>> = BTreeMap::new();
+    let mut without_device = BTreeMap::new();
     for &split in splits {
         let of_split = match split {
             Split::InSample => fit::residuals(observations, &whole.setting)
                 .into_iter()
                 .map(Some)
                 .collect(),
-            Split::ByShape => leave_out(observations, &touches, &whole, |o| fold_of(&o.shape).to_string()),
-            // The host of a device that is left out is not known either, so its rows by the wall clock are no question to ask.
+            Split::ByShape => without(&|o| Some(fold_of(&o.shape).to_string())).residuals,
             Split::LeaveDeviceOut => {
-                let left_out = leave_out(observations, &touches, &whole, |o| o.row.device.clone());
+                let left_out = without(&|o| Some(o.row.device.clone()));
+                without_device = left_out.settings;
+                // The host of a device that is left out is not known either, so its rows by the wall clock are no question to ask.
                 left_out
+                    .residuals
                     .into_iter()
                     .zip(observations)
                     .map(|(residual, o)| residual.filter(|_| o.row.timing != "wall"))
                     .collect()
             }
-            Split::LeaveFamilyOut => leave_out(observations, &touches, &whole, |o| o.family.clone()),
+            Split::LeaveFamilyOut => without(&|o| Some(o.family.clone())).residuals,
+            Split::LeaveMechanismOut => {
+                without(&|o| calls::mechanism_of(&o.row.op).map(|mechanism| mechanism.name.to_owned()))
+                    .residuals
+            }
             Split::Roofline => roofline(observations),
         };
         residuals.insert(split, of_split);
@@ -146,56 +178,35 @@ pub fn validate(data: &Data, splits: &[Split]) -> Validation {
     Validation {
         residuals,
         fit: whole,
+        without_device,
     }
 }
 
-/// Quantile of sorted numbers, linear between neighbours.
-fn quantile(sorted: &[f64], share: f64) -> f64 {
-    match sorted.len() {
-        0 => f64::NAN,
-        n => {
-            let at = share * (n - 1) as f64;
-            let (low, high) = (at.floor() as usize, at.ceil() as usize);
-            sorted[low] + (sorted[high] - sorted[low]) * (at - low as f64)
-        }
-    }
+/// Quantile of some numbers, nearly unbiased for any distribution (the eighth of the definitions of Hyndman and Fan); not a number where there are none.
+#[must_use]
+pub fn quantile(values: &[f64], share: f64) -> f64 {
+    StatisticsOf::new(values.to_vec()).quantile(share)
 }
 
-fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
-    let mut values: Vec<f64> = values.into_iter().collect();
-    values.sort_by(f64::total_cmp);
-    values
+/// Median absolute error in percent of some residuals; not a number where there are none.
+#[must_use]
+pub fn median_abs_percent(residuals: &[f64]) -> f64 {
+    let errors: Vec<f64> = residuals
+        .iter()
+        .map(|r| (100.0 * (r.exp() - 1.0)).abs())
+        .collect();
+    quantile(&errors, 0.5)
 }
 
-fn ranks(values: &[f64]) -> Vec<f64> {
-    let mut order: Vec<usize> = (0..values.len()).collect();
-    order.sort_by(|&a, &b| values[a].total_cmp(&values[b]));
-    let mut ranks = vec![0.0; values.len()];
-    let mut at = 0;
-    while at < order.len() {
-        let mut end = at;
-        while end + 1 < order.len() && values[order[end + 1]] <= values[order[at]] {
-            end += 1;
-        }
-        for &i in &order[at..=end] {
-            ranks[i] = (at + end) as f64 / 2.0;
-        }
-        at = end + 1;
-    }
-    ranks
-}
-
-/// Rank correlation.
+/// Rank correlation; equal values share their mean rank.
 fn spearman(a: &[f64], b: &[f64]) -> Option<f64> {
     if a.len() < 3 {
         return None;
     }
+    let ranks = |values: &[f64]| StatisticsOf::new(values.to_vec()).ranks(RankTieBreaker::Average);
     let (a, b) = (ranks(a), ranks(b));
-    let mean = (a.len() - 1) as f64 / 2.0;
-    let cross: f64 = a.iter().zip(&b).map(|(x, y)| (x - mean) * (y - mean)).sum();
-    let spread = |v: &[f64]| v.iter().map(|x| (x - mean).powi(2)).sum::<f64>().sqrt();
-    let size = spread(&a) * spread(&b);
-    (size > 0.0).then_some(cross / size)
+    let size = a.as_slice().std_dev() * b.as_slice().std_dev();
+    (size > 0.0).then(|| a.as_slice().covariance(b.as_slice()) / size)
 }
 
 /// A predicted row: its group for intervals, its measured time and its residual.
@@ -206,8 +217,8 @@ struct Scored<'a> {
 
 fn score(family: &str, device: &str, split: Split, rows: &[Scored<'_>], coverage: Option<f64>) -> Score {
     let percent = |r: f64| 100.0 * (r.exp() - 1.0);
-    let errors = sorted(rows.iter().map(|row| percent(row.residual).abs()));
-    let signed = sorted(rows.iter().map(|row| row.residual));
+    let errors: Vec<f64> = rows.iter().map(|row| percent(row.residual).abs()).collect();
+    let signed: Vec<f64> = rows.iter().map(|row| row.residual).collect();
     let measured: Vec<f64> = rows.iter().map(|row| row.observation.measured_us).collect();
     let predicted: Vec<f64> = rows
         .iter()
@@ -237,7 +248,6 @@ fn score(family: &str, device: &str, split: Split, rows: &[Scored<'_>], coverage
             }
         }
     }
-    let ratios = sorted(ratios);
     Score {
         family: family.to_owned(),
         device: device.to_owned(),
@@ -253,61 +263,90 @@ fn score(family: &str, device: &str, split: Split, rows: &[Scored<'_>], coverage
     }
 }
 
-/// Whether each row lies in an 80 % interval made from the others: of its family on its device where there are enough of them, else of its family on other
-/// devices, else of all families. In the split without a device, rows of that device may not help.
-fn covered(observations: &[Observation], residuals: &[Option<f64>], split: Split) -> Vec<Option<bool>> {
-    let known: Vec<(usize, f64)> = residuals
-        .iter()
-        .enumerate()
-        .filter_map(|(i, r)| r.map(|r| (i, r)))
-        .collect();
-    let of = |pick: &dyn Fn(&Observation) -> bool| {
-        sorted(
-            known
-                .iter()
-                .filter(|(i, _)| pick(&observations[*i]))
-                .map(|(_, r)| *r),
-        )
-    };
-    // Sorted residuals of every group once; the row itself is taken out of its own.
-    let mut groups: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
-    let mut others: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
-    for o in observations {
-        let key = (o.family.clone(), o.row.device.clone());
-        groups
-            .entry(key.clone())
-            .or_insert_with(|| of(&|other| other.family == o.family && other.row.device == o.row.device));
-        others.entry(key).or_insert_with(|| {
-            let same = of(&|other| other.family == o.family && other.row.device != o.row.device);
-            if same.len() >= FEWEST_RESIDUALS {
-                same
-            } else {
-                of(&|other| other.tpu() == o.tpu() && other.row.device != o.row.device)
-            }
-        });
+/// Fewest rows of a family on a device whose median says something about the device.
+const FEWEST_OF_A_DEVICE: usize = 3;
+/// Standard deviations of a normal distribution beyond which a tenth lies.
+const TENTH: f64 = 1.2816;
+
+/// What to expect on a device that gave no row, from devices that were left out in turn.
+///
+/// A device as a whole is off by its median; how much, is taken from all families of the architecture, since a family has few devices. Rows scatter around
+/// that median as those of the family do (or of all families, where it has few). Both are independent, so their tenths add in squares.
+fn unseen(
+    observations: &[Observation],
+    residuals: &[Option<f64>],
+    tpu: bool,
+    family: Option<&str>,
+    pick: impl Fn(&Observation) -> bool,
+) -> Option<(f64, f64)> {
+    let mut groups: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
+    for (o, residual) in observations.iter().zip(residuals) {
+        if let Some(residual) = residual.filter(|_| o.tpu() == tpu && pick(o)) {
+            groups
+                .entry((&o.family, &o.row.device))
+                .or_default()
+                .push(residual);
+        }
     }
-    residuals
+    groups.retain(|_, of| of.len() >= FEWEST_OF_A_DEVICE);
+    let medians: Vec<f64> = groups.values().map(|of| quantile(of, 0.5)).collect();
+    if medians.is_empty() {
+        return None;
+    }
+    let between = (medians.iter().map(|m| m * m).sum::<f64>() / medians.len() as f64).sqrt();
+    let scatter = |family: Option<&str>| -> Vec<f64> {
+        groups
+            .iter()
+            .zip(&medians)
+            .filter(|(((of, _), _), _)| family.is_none_or(|family| family == *of))
+            .flat_map(|((_, of), median)| of.iter().map(move |r| r - median))
+            .collect()
+    };
+    let within = Some(scatter(family))
+        .filter(|own| own.len() >= FEWEST_RESIDUALS)
+        .unwrap_or_else(|| scatter(None));
+    let end = |share: f64| quantile(&within, share).hypot(TENTH * between);
+    Some((-end(0.1), end(0.9)))
+}
+
+/// Whether each row lies in an 80 % interval made from the others. With its device left out, from other devices; else from its family on its device, where
+/// there are enough rows.
+fn covered(observations: &[Observation], residuals: &[Option<f64>], split: Split) -> Vec<Option<bool>> {
+    let mut groups: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
+    for (o, residual) in observations.iter().zip(residuals) {
+        let of = groups.entry((&o.family, &o.row.device)).or_default();
+        of.extend(residual);
+    }
+    let elsewhere: BTreeMap<(&str, &str), Option<(f64, f64)>> = groups
+        .keys()
+        .map(|&(family, device)| {
+            let tpu = observations
+                .iter()
+                .any(|o| o.family == family && o.row.device == device && o.tpu());
+            let interval = unseen(observations, residuals, tpu, Some(family), |o| {
+                o.row.device != device
+            });
+            ((family, device), interval)
+        })
+        .collect();
+    observations
         .iter()
-        .enumerate()
-        .map(|(i, residual)| {
+        .zip(residuals)
+        .map(|(o, residual)| {
             let residual = (*residual)?;
-            let o = &observations[i];
-            let key = (o.family.clone(), o.row.device.clone());
+            let key = (o.family.as_str(), o.row.device.as_str());
             let own = groups.get(&key)?;
-            let mut from = if split != Split::LeaveDeviceOut && own.len() > FEWEST_RESIDUALS {
+            let (low, high) = if split != Split::LeaveDeviceOut && own.len() > FEWEST_RESIDUALS {
+                // The row itself does not help.
                 let mut own = own.clone();
                 if let Some(at) = own.iter().position(|r| r.total_cmp(&residual).is_eq()) {
                     own.remove(at);
                 }
-                own
+                (quantile(&own, 0.1), quantile(&own, 0.9))
             } else {
-                others.get(&key)?.clone()
+                (*elsewhere.get(&key)?)?
             };
-            if from.len() < FEWEST_RESIDUALS {
-                return None;
-            }
-            from.sort_by(f64::total_cmp);
-            Some(quantile(&from, 0.1) <= residual && residual <= quantile(&from, 0.9))
+            Some(low <= residual && residual <= high)
         })
         .collect()
 }
@@ -323,7 +362,7 @@ pub fn scores(observations: &[Observation], residuals: &BTreeMap<Split, Vec<Opti
             if of_split[i].is_none() {
                 continue;
             }
-            let all = if o.tpu() { "all TPU" } else { "all GPU" };
+            let all = o.chip.architecture.all_families();
             for (family, device) in [
                 (o.family.as_str(), o.row.device.as_str()),
                 (o.family.as_str(), "all"),
@@ -362,54 +401,90 @@ pub fn interval_residuals(
     observations: &[Observation],
     residuals: &BTreeMap<Split, Vec<Option<f64>>>,
 ) -> Vec<Residuals> {
-    let mut groups: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
-    for (i, o) in observations.iter().enumerate() {
-        if let Some(r) = residuals.get(&Split::ByShape).and_then(|of| of[i]) {
-            groups
-                .entry((o.family.clone(), o.row.device.clone()))
-                .or_default()
-                .push(-r);
-        }
-        if let Some(r) = residuals.get(&Split::LeaveDeviceOut).and_then(|of| of[i]) {
-            groups
-                .entry((o.family.clone(), "unseen".to_owned()))
-                .or_default()
-                .push(-r);
-            let all = if o.tpu() { "all TPU" } else { "all GPU" };
-            groups
-                .entry((all.to_owned(), "unseen".to_owned()))
-                .or_default()
-                .push(-r);
-        }
-    }
-    groups
-        .into_iter()
-        .filter(|(_, ratios)| ratios.len() >= FEWEST_RESIDUALS)
-        .map(|((family, device), ratios)| {
-            let ratios = sorted(ratios);
-            let rounded = |value: f64| format!("{value:.4}").parse().unwrap_or(value);
-            Residuals {
-                family,
-                device,
-                rows: ratios.len(),
-                low: rounded(quantile(&ratios, 0.1).exp()),
-                high: rounded(quantile(&ratios, 0.9).exp()),
-            }
-        })
-        .collect()
+    interval_residuals_of(observations, residuals, |_| true)
 }
 
-/// Residuals with the shipped calibration, without fitting.
+/// As [`interval_residuals`], from the observations that `pick` picks.
+pub fn interval_residuals_of(
+    observations: &[Observation],
+    residuals: &BTreeMap<Split, Vec<Option<f64>>>,
+    pick: impl Fn(&Observation) -> bool,
+) -> Vec<Residuals> {
+    let of_split = |split: Split, pick: &dyn Fn(&Observation) -> bool| -> Vec<(f64, f64)> {
+        let all = residuals.get(&split).map_or(&[][..], Vec::as_slice);
+        observations
+            .iter()
+            .zip(all)
+            .filter(|(o, _)| pick(o))
+            .filter_map(|(o, residual)| residual.map(|r| (r, o.measured_us)))
+            .collect()
+    };
+    let made = |family: &str, device: &str, rows: &[(f64, f64)], ends: (f64, f64)| {
+        let rounded = |value: f64| format!("{value:.4}").parse().unwrap_or(value);
+        let times = rows.iter().map(|(_, us)| *us);
+        Residuals {
+            family: family.to_owned(),
+            device: device.to_owned(),
+            rows: rows.len(),
+            // Residuals are predicted over measured, the interval is that of measured over predicted.
+            low: rounded((-ends.1).exp()),
+            high: rounded((-ends.0).exp()),
+            shortest_us: times.clone().fold(f64::INFINITY, f64::min),
+            longest_us: times.fold(0.0, f64::max),
+        }
+    };
+    let picked = || observations.iter().filter(|o| pick(o));
+    let devices: BTreeSet<(&str, &str)> = picked()
+        .map(|o| (o.family.as_str(), o.row.device.as_str()))
+        .collect();
+    let families: BTreeSet<(&str, bool)> = picked().map(|o| (o.family.as_str(), o.tpu())).collect();
+    let mut out = Vec::new();
+    for (family, device) in devices {
+        let rows = of_split(Split::ByShape, &|o| {
+            pick(o) && o.family == family && o.row.device == device
+        });
+        if rows.len() >= FEWEST_RESIDUALS {
+            let values: Vec<f64> = rows.iter().map(|(r, _)| *r).collect();
+            out.push(made(
+                family,
+                device,
+                &rows,
+                (quantile(&values, 0.1), quantile(&values, 0.9)),
+            ));
+        }
+    }
+    let left_out = residuals.get(&Split::LeaveDeviceOut);
+    let of_family = families.into_iter().map(|(family, tpu)| (Some(family), tpu));
+    let of_all = [(None, true), (None, false)];
+    for (family, tpu) in of_family.chain(of_all) {
+        let rows = of_split(Split::LeaveDeviceOut, &|o| {
+            pick(o) && o.tpu() == tpu && family.is_none_or(|family| family == o.family)
+        });
+        let ends = left_out.and_then(|left_out| unseen(observations, left_out, tpu, family, &pick));
+        if let (Some(ends), true) = (ends, rows.len() >= FEWEST_RESIDUALS) {
+            let architecture = if tpu { Architecture::Tpu } else { Architecture::Gpu };
+            out.push(made(
+                family.unwrap_or(architecture.all_families()),
+                UNSEEN,
+                &rows,
+                ends,
+            ));
+        }
+    }
+    out.sort_by(|a, b| (&a.family, &a.device).cmp(&(&b.family, &b.device)));
+    out
+}
+
+/// Residuals with the calibration in use, without fitting.
 #[must_use]
-pub fn unfitted(observations: &[Observation]) -> Vec<Option<f64>> {
+pub fn unfitted(observations: &[Observation], files: &ChipFiles) -> Vec<Option<f64>> {
+    let chips = predict::chips(observations.iter().map(|o| &o.row), files);
     observations
-        .iter()
+        .par_iter()
         .map(|o| {
-            let mut chip = o.chip.clone();
-            crate::hardware::shipped_calibration().apply(&mut chip, true, |_| false);
-            crate::study::predict::case(&o.row, &chip)
-                .ok()
-                .map(|p| (p.predicted_us / o.measured_us).ln())
+            let chip = chips.get(&(o.row.device.clone(), o.row.cores))?.as_ref().ok()?;
+            let prediction = predict::case(&o.row, chip).ok()?;
+            Some((prediction.predicted_us / o.measured_us).ln())
         })
         .collect()
 }

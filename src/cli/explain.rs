@@ -9,8 +9,8 @@ use super::{Outcome, split_overrides};
 use crate::config::suggestion;
 use crate::hardware;
 use crate::report::explain;
-use crate::study::run::check_formats;
-use crate::study::schedules::schedules;
+use crate::study::run::{check_formats, interval};
+use crate::study::schedules::{ScheduledKernel, schedules};
 use crate::workload;
 
 /// Arguments of `tpusim explain`.
@@ -49,10 +49,11 @@ pub(super) fn execute(out: &mut impl Write, args: &ExplainArgs) -> anyhow::Resul
         );
     }
     let in_plan = |plan: &str| args.plan.as_deref().is_none_or(|wanted| wanted == plan);
-    let rows = plans.iter().filter(|p| in_plan(&p.plan)).flat_map(|p| &p.kernels);
-    let Some(found) = rows.clone().find(|row| row.kernel.label == args.stage) else {
+    let has = |row: &&ScheduledKernel| row.kernel.label == args.stage;
+    let plans = plans.iter().filter(|p| in_plan(&p.plan));
+    let Some(found) = plans.clone().find(|p| p.kernels.iter().any(|row| has(&row))) else {
         let mut names: Vec<&str> = Vec::new();
-        for row in rows {
+        for row in plans.flat_map(|p| &p.kernels) {
             // Plans share rows.
             if !names.contains(&row.kernel.label.as_str()) {
                 names.push(&row.kernel.label);
@@ -64,6 +65,24 @@ pub(super) fn execute(out: &mut impl Write, args: &ExplainArgs) -> anyhow::Resul
             suggestion(&args.stage, &names, "rows of this workload")
         );
     };
-    out.write_all(explain::render(&found.kernel, &found.time, &chip)?.as_bytes())?;
+    // A row of several kernels is taken apart kernel by kernel.
+    for (i, row) in found.kernels.iter().filter(has).enumerate() {
+        if i > 0 {
+            writeln!(out)?;
+        }
+        out.write_all(explain::render(&row.kernel, &row.time, &chip)?.as_bytes())?;
+        let calibration = hardware::shipped_calibration();
+        let time_us = row.time.total_us;
+        match interval(&row.kernel, &workload.layer, &chip, time_us, calibration) {
+            Some(interval) => writeln!(
+                out,
+                "   80 % interval {:.1} to {:.1} us, from {}",
+                interval.low_us,
+                interval.high_us,
+                interval.evidence.words()
+            )?,
+            None => writeln!(out, "   no interval: nothing comparable was measured")?,
+        }
+    }
     Ok(Outcome::Done)
 }

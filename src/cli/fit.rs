@@ -1,17 +1,20 @@
 //! `tpusim fit`.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
 
-use super::{Global, Outcome};
+use super::{Global, Outcome, print};
 use crate::calibration::data::{self, Data};
+use crate::calibration::own_chip::{self, ChipFit};
 use crate::calibration::validate::{self, Split};
-use crate::hardware::Calibration;
-use crate::measurements;
-use crate::report::table::{Cell, Column, Format, Table};
+use crate::hardware::{self, Calibration};
+use crate::measurements::{self, Table};
+use crate::report::table::{Cell, Column, Format, Table as Printed};
+use crate::study::predict::ChipFiles;
 
 /// Arguments of `tpusim fit`.
 #[derive(Debug, Args)]
@@ -24,6 +27,9 @@ pub(super) struct FitArgs {
     /// Leave the shipped measurements out
     #[arg(long)]
     only_given: bool,
+    /// Calibrate this chip alone, from rows of its own: a hardware file (its name without folder and `.yaml` is the device of the rows) or a shipped name
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["families", "only_given"], requires = "csv")]
+    chip: Option<String>,
     /// File to write the calibration to; printed as a table where absent
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -34,37 +40,140 @@ pub(super) struct FitArgs {
 
 pub(super) fn execute(out: &mut impl Write, args: &FitArgs, global: &Global) -> anyhow::Result<Outcome> {
     refuse_to_replace(args.out.iter(), args.force)?;
-    let data = read(&args.csv, !args.only_given, &args.families)?;
+    if let Some(chip) = &args.chip {
+        return own_chip(out, args, chip, global);
+    }
+    let data = read(&args.csv, !args.only_given, &args.families, &ChipFiles::default())?;
     if data.used.is_empty() {
         bail!("no row is left to fit; {} were left out", data.rejected.len());
     }
     let validation = validate::validate(&data, &[Split::ByShape, Split::LeaveDeviceOut]);
     let mut calibration = validation.fit.calibration(&data);
     calibration.residuals = validate::interval_residuals(&data.used, &validation.residuals);
-    match global.format {
-        Format::Json => {
-            serde_json::to_writer_pretty(&mut *out, &calibration)?;
-            writeln!(out)?;
-        }
-        Format::Table => table(&calibration).write_text(out)?,
-        Format::Csv => table(&calibration).write_csv(out)?,
-    }
+    print(out, global.format, &table(&calibration), &calibration)?;
     rejected(&data, global);
     if let Some(path) = &args.out {
-        let mut text = serde_json::to_string_pretty(&calibration)?;
-        text.push('\n');
-        write_file(path, text)?;
+        write_calibration(path, &calibration)?;
     }
     Ok(Outcome::Done)
 }
 
+/// Calibrates one chip.
+fn own_chip(out: &mut impl Write, args: &FitArgs, path: &str, global: &Global) -> anyhow::Result<Outcome> {
+    let document = hardware::read(path)?;
+    let chip = hardware::load_uncalibrated(path)?;
+    let tables = args
+        .csv
+        .iter()
+        .map(measurements::read)
+        .collect::<Result<Vec<Table>, _>>()?;
+    for table in &tables {
+        if let Some(row) = table.rows.iter().find(|row| row.device != chip.name) {
+            bail!(
+                "{}:{}: expected rows of `{}`, the chip of `{path}`, found the device `{}`",
+                table.name,
+                row.line,
+                chip.name,
+                row.device
+            );
+        }
+    }
+    let data = data::screen(&tables, &ChipFiles::uncalibrated(&[path])?);
+    if data.used.is_empty() {
+        let why = data.rejected.first().map_or_else(String::new, |rejected| {
+            format!(": {}:{}: {}", rejected.file, rejected.line, rejected.reason)
+        });
+        bail!(
+            "no row is left to fit; {} were left out{why}",
+            data.rejected.len()
+        );
+    }
+    let fitted = own_chip::calibrate(&data, &chip, &document.digest(), hardware::shipped_calibration());
+    let of_chip = Calibration {
+        coefficients: BTreeMap::new(),
+        chips: fitted
+            .calibration
+            .chips
+            .iter()
+            .filter(|(name, _)| **name == chip.name)
+            .map(|(name, quantities)| (name.clone(), quantities.clone()))
+            .collect(),
+        ..Calibration::empty()
+    };
+    print(out, global.format, &table(&of_chip), &fitted.calibration)?;
+    if global.format == Format::Table {
+        writeln!(out)?;
+        errors(&data, &fitted).write_text(out)?;
+        let unseen: Vec<String> = of_chip
+            .parameters()
+            .filter(|(_, value)| !value.warning.is_empty())
+            .map(|(name, value)| format!("{name} ({})", value.warning))
+            .collect();
+        let text = if unseen.is_empty() {
+            "nothing".to_owned()
+        } else {
+            unseen.join(", ")
+        };
+        writeln!(out, "\nnot told or not separated by these rows: {text}")?;
+    }
+    rejected(&data, global);
+    if let Some(path) = &args.out {
+        write_calibration(path, &fitted.calibration)?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// Errors by family before and after a calibration, and on what it had not seen.
+fn errors(data: &Data, fitted: &ChipFit) -> Printed {
+    let mut printed = Printed::new([
+        Column::text("family", "family"),
+        Column::number("rows", "rows_count"),
+        Column::number("before, median |error| (%)", "before_median_abs_pct"),
+        Column::number("fitted (%)", "fitted_median_abs_pct"),
+        Column::number("shapes left out (%)", "by_shape_median_abs_pct"),
+    ]);
+    let mut families: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (i, o) in data.used.iter().enumerate() {
+        families.entry(&o.family).or_default().push(i);
+        families.entry("all").or_default().push(i);
+    }
+    let median = |residuals: &[f64]| validate::median_abs_percent(residuals);
+    for (family, rows) in families {
+        let of = |residuals: &[f64]| rows.iter().map(|&i| residuals[i]).collect::<Vec<f64>>();
+        let left_out: Vec<f64> = rows.iter().filter_map(|&i| fitted.out_of_fold[i]).collect();
+        printed.row([
+            Cell::from(family),
+            Cell::from(rows.len()),
+            Cell::number(median(&of(&fitted.before)), 1),
+            Cell::number(median(&of(&fitted.after)), 1),
+            if left_out.is_empty() {
+                Cell::none()
+            } else {
+                Cell::number(median(&left_out), 1)
+            },
+        ]);
+    }
+    printed
+}
+
+fn write_calibration(path: &Path, calibration: &Calibration) -> anyhow::Result<()> {
+    let mut text = serde_json::to_string_pretty(calibration)?;
+    text.push('\n');
+    write_file(path, text)
+}
+
 /// The rows of the files, screened.
-pub(super) fn read(csv: &[String], shipped: bool, families: &[String]) -> anyhow::Result<Data> {
+pub(super) fn read(
+    csv: &[String],
+    shipped: bool,
+    families: &[String],
+    files: &ChipFiles,
+) -> anyhow::Result<Data> {
     let mut tables = if shipped { data::shipped()? } else { Vec::new() };
     for path in csv {
         tables.push(measurements::read(path)?);
     }
-    let mut data = data::screen(&tables);
+    let mut data = data::screen(&tables, files);
     if !families.is_empty() {
         data.used
             .retain(|o| families.iter().any(|family| o.family.contains(family.as_str())));
@@ -74,7 +183,7 @@ pub(super) fn read(csv: &[String], shipped: bool, families: &[String]) -> anyhow
 
 /// Says how many rows were left out and why, by reason.
 pub(super) fn rejected(data: &Data, global: &Global) {
-    let mut reasons: std::collections::BTreeMap<String, usize> = std::collections::BTreeMap::new();
+    let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
     for rejected in &data.rejected {
         let kind = rejected
             .reason
@@ -111,8 +220,8 @@ pub(super) fn write_file(path: &Path, text: String) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn table(calibration: &Calibration) -> Table {
-    let mut table = Table::new([
+fn table(calibration: &Calibration) -> Printed {
+    let mut table = Printed::new([
         Column::text("parameter", "parameter"),
         Column::number("value", "value"),
         Column::number("standard error", "standard_error"),

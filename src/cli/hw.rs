@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context as _, bail};
 use serde::Serialize;
 
+use super::json;
 use crate::config::Document;
 use crate::dtype::Dtype;
 use crate::hardware::{self, Chip, Provenance, PublishedFigure};
@@ -58,12 +59,6 @@ impl Summary {
             mxu_vpu_ratio: chip.matrix_to_vector_ratio(),
         }
     }
-}
-
-fn json(out: &mut impl Write, value: &impl Serialize) -> anyhow::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, value)?;
-    writeln!(out)?;
-    Ok(())
 }
 
 /// Every shipped accelerator with the rates of one device.

@@ -44,8 +44,7 @@ pub(super) fn execute(out: &mut impl Write, format: Format) -> anyhow::Result<Ou
         });
     }
     if format == Format::Json {
-        serde_json::to_writer_pretty(&mut *out, &entries)?;
-        writeln!(out)?;
+        super::json(out, &entries)?;
         return Ok(Outcome::Done);
     }
     let mut table = Table::new([

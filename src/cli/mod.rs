@@ -18,12 +18,13 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
 
 pub use hw::Outcome;
 
 use crate::config::ConfigError;
 use crate::hardware::{self, Calibration};
-use crate::report::table::Format;
+use crate::report::table::{Format, Table};
 
 /// When to colour the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -165,6 +166,23 @@ enum HwCommand {
         /// File to write; never overwritten
         file: String,
     },
+}
+
+/// A value as JSON, with a newline at the end.
+fn json(out: &mut impl Write, value: &impl Serialize) -> anyhow::Result<()> {
+    serde_json::to_writer_pretty(&mut *out, value)?;
+    writeln!(out)?;
+    Ok(())
+}
+
+/// A table, or the value it shows, in the format asked for.
+fn print(out: &mut impl Write, format: Format, table: &Table, value: &impl Serialize) -> anyhow::Result<()> {
+    match format {
+        Format::Json => json(out, value)?,
+        Format::Table => table.write_text(out)?,
+        Format::Csv => table.write_csv(out)?,
+    }
+    Ok(())
 }
 
 impl Cli {

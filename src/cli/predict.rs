@@ -11,7 +11,7 @@ use crate::hardware;
 use crate::measurements::{self, Row, Table};
 use crate::report::explain;
 use crate::report::table::{Cell, Column, Format, Table as Printed};
-use crate::study::predict::{self, Prediction};
+use crate::study::predict::{self, ChipFiles, Prediction};
 use crate::timing::time_kernel;
 
 /// Arguments of `tpusim predict`.
@@ -25,6 +25,9 @@ pub(super) struct PredictArgs {
     /// Take the case on this line of the file apart, launch by launch, from counts to the result
     #[arg(long, value_name = "LINE", conflicts_with = "launches")]
     explain: Option<u64>,
+    /// A hardware file whose chip the device column names, besides the shipped ones; may be repeated
+    #[arg(long, value_name = "FILE")]
+    chip: Vec<String>,
 }
 
 type Known<'a> = Vec<(&'a Row, Prediction)>;
@@ -32,14 +35,16 @@ type Unknown<'a> = Vec<(&'a Row, String)>;
 
 pub(super) fn execute(out: &mut impl Write, args: &PredictArgs, global: &Global) -> anyhow::Result<Outcome> {
     let table = measurements::read(&args.csv)?;
+    let files = ChipFiles::new(&args.chip)?;
     if let Some(line) = args.explain {
-        return explain(out, &table, line);
+        return explain(out, &table, &files, line);
     }
     let (mut known, mut unknown): (Known<'_>, Unknown<'_>) = (Vec::new(), Vec::new());
-    for (row, result) in table
-        .rows
-        .iter()
-        .zip(predict::predict(&table, hardware::shipped_calibration()))
+    for (row, result) in
+        table
+            .rows
+            .iter()
+            .zip(predict::predict(&table, &files, hardware::shipped_calibration()))
     {
         match result {
             Ok(prediction) => known.push((row, prediction)),
@@ -65,11 +70,11 @@ pub(super) fn execute(out: &mut impl Write, args: &PredictArgs, global: &Global)
 }
 
 /// The case on a line, launch by launch.
-fn explain(out: &mut impl Write, table: &Table, line: u64) -> anyhow::Result<Outcome> {
+fn explain(out: &mut impl Write, table: &Table, files: &ChipFiles, line: u64) -> anyhow::Result<Outcome> {
     let Some(row) = table.rows.iter().find(|row| row.line == line) else {
         bail!("{} has no case on line {line}", table.name);
     };
-    let chips = predict::chips([row]);
+    let chips = predict::chips([row], files);
     let chip = chips
         .into_values()
         .next()
@@ -147,8 +152,8 @@ fn text(out: &mut impl Write, table: &Table, known: &Known<'_>, unknown: &Unknow
             Cell::from(&row.dtype),
             Cell::optional(row.latency_us, 2),
             Cell::number(prediction.predicted_us, 2),
-            Cell::optional(prediction.interval_us.map(|(low, _)| low), 2),
-            Cell::optional(prediction.interval_us.map(|(_, high)| high), 2),
+            Cell::optional(prediction.interval.map(|interval| interval.low_us), 2),
+            Cell::optional(prediction.interval.map(|interval| interval.high_us), 2),
             Cell::optional(error, 1),
             Cell::from(prediction.bound),
         ]);
@@ -187,11 +192,11 @@ fn csv(out: &mut impl Write, table: &Table, known: &Known<'_>, unknown: &Unknown
             [
                 prediction.predicted_us.to_string(),
                 prediction
-                    .interval_us
-                    .map_or_else(String::new, |(low, _)| low.to_string()),
+                    .interval
+                    .map_or_else(String::new, |interval| interval.low_us.to_string()),
                 prediction
-                    .interval_us
-                    .map_or_else(String::new, |(_, high)| high.to_string()),
+                    .interval
+                    .map_or_else(String::new, |interval| interval.high_us.to_string()),
                 prediction.bound.to_string(),
                 String::new(),
             ],
@@ -224,11 +229,11 @@ fn json(out: &mut impl Write, table: &Table, known: &Known<'_>, unknown: &Unknow
             object.insert("predicted_us".to_owned(), json!(prediction.predicted_us));
             object.insert(
                 "low_us".to_owned(),
-                json!(prediction.interval_us.map(|(low, _)| low)),
+                json!(prediction.interval.map(|interval| interval.low_us)),
             );
             object.insert(
                 "high_us".to_owned(),
-                json!(prediction.interval_us.map(|(_, high)| high)),
+                json!(prediction.interval.map(|interval| interval.high_us)),
             );
             object.insert("bound".to_owned(), json!(prediction.bound));
             let launches: Vec<Value> = prediction
@@ -257,7 +262,5 @@ fn json(out: &mut impl Write, table: &Table, known: &Known<'_>, unknown: &Unknow
             Value::Object(object)
         })
         .collect();
-    serde_json::to_writer_pretty(&mut *out, &json!({ "rows": rows, "not_timed": not_timed }))?;
-    writeln!(out)?;
-    Ok(())
+    super::json(out, &json!({ "rows": rows, "not_timed": not_timed }))
 }

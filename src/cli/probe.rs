@@ -32,8 +32,7 @@ pub(super) fn execute(out: &mut impl Write, args: &ProbeArgs, global: &Global) -
         global.say(&format!("picture: {}", path.display()));
     }
     if global.format == Format::Json {
-        serde_json::to_writer_pretty(&mut *out, &table)?;
-        writeln!(out)?;
+        super::json(out, &table)?;
         return Ok(Outcome::Done);
     }
     let columns = || {

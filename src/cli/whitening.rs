@@ -123,6 +123,8 @@ fn rows(table: &WhiteningTable) -> Table {
     });
     for chip in &chips {
         columns.push(Column::number(format!("{chip} (ms)"), format!("{chip}_us")));
+        columns.push(Column::number("low (ms)", format!("{chip}_low_us")));
+        columns.push(Column::number("high (ms)", format!("{chip}_high_us")));
         columns.push(Column::text("bound", format!("{chip}_bound")));
     }
     let mut rows = Table::new(columns);
@@ -147,6 +149,9 @@ fn rows(table: &WhiteningTable) -> Table {
         ];
         for time in &row.times {
             cells.push(Cell::scaled(time.total_us, 1e-3, 3));
+            for end in [time.low_us, time.high_us] {
+                cells.push(end.map_or_else(Cell::none, |us| Cell::scaled(us, 1e-3, 3)));
+            }
             cells.push(Cell::from(time.bound));
         }
         rows.row(cells);

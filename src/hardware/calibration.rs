@@ -56,10 +56,12 @@ impl ChipQuantity {
         }
     }
 
-    /// Range in which it means something.
+    /// Range in which it means something. A launch of a GPU that follows another takes 1 to 4 us, replayed or queued; what lies beyond is work of a
+    /// wrapper that is not described.
     #[must_use]
-    pub const fn range(self) -> (f64, f64) {
+    pub const fn range(self, architecture: Architecture) -> (f64, f64) {
         match self {
+            ChipQuantity::LaunchUs if matches!(architecture, Architecture::Gpu) => (0.5, 4.0),
             ChipQuantity::LaunchUs => (0.1, 20.0),
             ChipQuantity::SustainedClock => (0.7, 1.0),
             ChipQuantity::HbmAchievable => (0.4, 1.0),
@@ -122,20 +124,31 @@ pub struct Fitted {
     pub warning: String,
 }
 
-/// Out-of-fold residuals of a family on a device: the ratio of measured to predicted time.
+/// Out-of-fold residuals of a family on a device: the ratio of measured to predicted time, between the ends of an 80 % interval.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Residuals {
     /// Family of kernels; `all TPU` and `all GPU` for every family of an architecture.
     pub family: String,
-    /// Device; `unseen` for a device that gave no row, from leaving each device out in turn.
+    /// Device; [`UNSEEN`] for a device that gave no row, from leaving each device out in turn.
     pub device: String,
     /// Rows.
     pub rows: usize,
-    /// Ratio below which a tenth of the rows lie.
+    /// Ratio below which a tenth of the rows lie; for a device without rows, of the rows of a device that could be any of those measured.
     pub low: f64,
     /// Ratio above which a tenth of the rows lie.
     pub high: f64,
+    /// Shortest measured time, in microseconds.
+    pub shortest_us: f64,
+    /// Longest measured time, in microseconds.
+    pub longest_us: f64,
+}
+
+impl Residuals {
+    /// Whether a time is about as long as those measured.
+    fn reaches(&self, us: f64) -> bool {
+        (self.shortest_us / OTHER_SIZE..=self.longest_us * OTHER_SIZE).contains(&us)
+    }
 }
 
 /// What a fit found out.
@@ -156,6 +169,21 @@ pub struct Calibration {
     pub chips: BTreeMap<String, BTreeMap<ChipQuantity, Fitted>>,
     /// Out-of-fold residuals, for intervals.
     pub residuals: Vec<Residuals>,
+    /// Chips whose own hardware file was calibrated, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub own_chips: BTreeMap<String, OwnChip>,
+}
+
+/// What the values of a chip with a hardware file of its own were fitted to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnChip {
+    /// Digest of the hardware file: fitted values hold for its text.
+    pub hardware_digest: String,
+    /// Digest of the rows.
+    pub data_digest: String,
+    /// Rows used.
+    pub rows: usize,
 }
 
 /// Why a calibration cannot be used.
@@ -189,14 +217,15 @@ pub fn take(calibration: Calibration) -> bool {
     IN_USE.set(calibration).is_ok()
 }
 
-/// Mean of a quantity, by chip, over the chips of an architecture; none where there is no such chip.
+/// Mean of a quantity, by chip, over the shipped chips of an architecture, whose names tell it; none where there is no such chip.
 pub fn mean_of_architecture<'a>(
     architecture: Architecture,
     chips: impl Iterator<Item = (&'a str, f64)>,
 ) -> Option<f64> {
     let tpu = architecture == Architecture::Tpu;
+    let shipped = super::load::shipped();
     let values: Vec<f64> = chips
-        .filter(|(name, _)| name.starts_with("tpu") == tpu)
+        .filter(|(name, _)| shipped.contains(name) && name.starts_with("tpu") == tpu)
         .map(|(_, value)| value)
         .collect();
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
@@ -214,6 +243,27 @@ impl Calibration {
             coefficients: BTreeMap::new(),
             chips: BTreeMap::new(),
             residuals: Vec::new(),
+            own_chips: BTreeMap::new(),
+        }
+    }
+
+    /// Whether the values for a chip hold for a hardware file: those of a shipped chip for the shipped file, those of a file of one's own for the text they
+    /// were fitted with.
+    ///
+    /// # Errors
+    /// What to do where the text of the file has changed since.
+    pub fn holds_for(
+        &self,
+        name: &str,
+        path: bool,
+        hardware_digest: impl FnOnce() -> String,
+    ) -> Result<bool, String> {
+        match self.own_chips.get(name) {
+            None => Ok(!path),
+            Some(own) if own.hardware_digest == hardware_digest() => Ok(true),
+            Some(_) => Err(format!(
+                "the calibration in use was fitted to another text of `{name}`; calibrate it again with `tpusim fit --chip`, or change fields with `--set`"
+            )),
         }
     }
 
@@ -254,15 +304,15 @@ impl Calibration {
         crate::config::digest(text.as_bytes())
     }
 
-    /// Gives a chip the fitted values: coefficients in any case, quantities of its own where the file of the chip is a shipped one and
+    /// Gives a chip the fitted values: coefficients in any case, quantities of its own where they hold for its file ([`Calibration::holds_for`]) and
     /// `keep` does not name their field.
-    pub fn apply(&self, chip: &mut Chip, shipped: bool, keep: impl Fn(&str) -> bool) {
+    pub fn apply(&self, chip: &mut Chip, holds: bool, keep: impl Fn(&str) -> bool) {
         for (name, fitted) in &self.coefficients {
             if let Some(coefficient) = Coefficient::named(name) {
                 chip.coefficients.set(coefficient, fitted.value);
             }
         }
-        if !shipped {
+        if !holds {
             return;
         }
         for quantity in ChipQuantity::ALL {
@@ -333,25 +383,113 @@ impl Calibration {
         coefficients.chain(chips)
     }
 
-    /// The 80 % interval of a predicted time as factors of it, and whether it had to be taken from other devices or families.
-    ///
-    /// The residuals of the same family on the same device; else those of the family on devices left out, else those of all families.
+    /// The 80 % interval of a predicted time, and the rows that make it: residuals of the same family on the same device; else of the family on devices that
+    /// were left out; else of all families on devices that were left out. A time far outside those of the rows of its device gets the wider of both.
     #[must_use]
-    pub fn interval(&self, family: &str, chip: &Chip) -> Option<(f64, f64, bool)> {
-        let device = chip.name.as_str();
-        let all = match chip.architecture {
-            Architecture::Tpu => "all TPU",
-            Architecture::Gpu => "all GPU",
-        };
+    pub fn interval(&self, family: &str, chip: &Chip, predicted_us: f64) -> Option<Interval> {
+        self.evidences(family, chip).interval(predicted_us)
+    }
+
+    /// The residuals that make the intervals of a family of kernels on a chip, whatever the time.
+    #[must_use]
+    pub fn evidences(&self, family: &str, chip: &Chip) -> Evidences<'_> {
         let find = |family: &str, device: &str| {
             self.residuals
                 .iter()
                 .find(|r| r.family == family && r.device == device)
-                .map(|r| (r.low, r.high))
         };
-        find(family, device)
-            .map(|(low, high)| (low, high, false))
-            .or_else(|| find(family, "unseen").map(|(low, high)| (low, high, true)))
-            .or_else(|| find(all, "unseen").map(|(low, high)| (low, high, true)))
+        let all = chip.architecture.all_families();
+        let unseen = find(family, UNSEEN)
+            .map(|r| (r, Evidence::OtherChips))
+            .or_else(|| find(all, UNSEEN).map(|r| (r, Evidence::OtherKernels)));
+        Evidences {
+            own: find(family, &chip.name),
+            unseen,
+        }
+    }
+}
+
+/// Residuals that make the intervals of a family of kernels on a chip.
+#[derive(Debug, Clone, Copy)]
+pub struct Evidences<'a> {
+    /// Of the same family on the same device.
+    own: Option<&'a Residuals>,
+    /// Of devices that were left out.
+    unseen: Option<(&'a Residuals, Evidence)>,
+}
+
+impl Evidences<'_> {
+    /// [`Calibration::interval`].
+    #[must_use]
+    pub fn interval(&self, predicted_us: f64) -> Option<Interval> {
+        let interval = |low: f64, high: f64, evidence| Interval {
+            low_us: low * predicted_us,
+            high_us: high * predicted_us,
+            evidence,
+        };
+        match (self.own, self.unseen) {
+            (Some(own), Some((wide, _))) if !own.reaches(predicted_us) => Some(interval(
+                own.low.min(wide.low),
+                own.high.max(wide.high),
+                Evidence::OtherSizes,
+            )),
+            (Some(own), _) => Some(interval(own.low, own.high, Evidence::SameChip)),
+            (None, Some((wide, evidence))) => Some(interval(wide.low, wide.high, evidence)),
+            (None, None) => None,
+        }
+    }
+}
+
+/// Device of residuals that hold for a chip without rows.
+pub const UNSEEN: &str = "unseen";
+/// How many times shorter or longer than every row of its device a time may be before it counts as another size.
+const OTHER_SIZE: f64 = 4.0;
+
+/// An 80 % interval and what it rests on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Interval {
+    /// Lower end, in microseconds.
+    pub low_us: f64,
+    /// Upper end, in microseconds.
+    pub high_us: f64,
+    /// The rows that make it.
+    pub evidence: Evidence,
+}
+
+/// Rows that an interval is made of: errors on what the fit had not seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Evidence {
+    /// The same family of kernels on this chip, at other shapes.
+    SameChip,
+    /// As above, but much shorter or longer than any of them.
+    OtherSizes,
+    /// The same family on other chips, each left out.
+    OtherChips,
+    /// Other families on chips that were left out: nothing comparable was measured.
+    OtherKernels,
+}
+
+impl Evidence {
+    /// The word of data files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Evidence::SameChip => "same_chip",
+            Evidence::OtherSizes => "other_sizes",
+            Evidence::OtherChips => "other_chips",
+            Evidence::OtherKernels => "other_kernels",
+        }
+    }
+
+    /// The words of tables.
+    #[must_use]
+    pub const fn words(self) -> &'static str {
+        match self {
+            Evidence::SameChip => "such kernels measured on this chip",
+            Evidence::OtherSizes => "such kernels of other sizes measured on this chip",
+            Evidence::OtherChips => "such kernels measured on other chips",
+            Evidence::OtherKernels => "other kernels measured on other chips",
+        }
     }
 }

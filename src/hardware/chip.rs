@@ -85,6 +85,17 @@ pub enum Architecture {
     Gpu,
 }
 
+impl Architecture {
+    /// The name that stands for all families of kernels of an architecture in tables and calibration files.
+    #[must_use]
+    pub const fn all_families(self) -> &'static str {
+        match self {
+            Architecture::Tpu => "all TPU",
+            Architecture::Gpu => "all GPU",
+        }
+    }
+}
+
 /// The matrix units of one core.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MatrixUnit {

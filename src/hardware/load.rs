@@ -99,18 +99,24 @@ pub fn load_with<S: AsRef<str>>(
         let assignment = text.strip_prefix("hw.").unwrap_or(text);
         document.set_as(assignment, &format!("--set {text}"))?;
     }
-    Ok((from_document(name_or_path, &document)?, document))
+    let chip = from_document(name_or_path, &document)?;
+    Ok((chip, document))
 }
 
 /// The chip that a document describes, with the calibration in use; `name_or_path` is what the document was read from. Fitted values give way to
 /// those that an override of the document sets.
 ///
 /// # Errors
-/// For every value of the document that does not fit.
+/// As [`load_with`].
 pub fn from_document(name_or_path: &str, document: &Document) -> Result<Chip, ConfigError> {
-    let mut chip = resolve(name_of(name_or_path), document)?;
+    let (name, calibration) = (name_of(name_or_path), super::shipped_calibration());
+    let digest = || Document::parse(document.name(), document.text()).map(|file| file.digest());
+    let holds = calibration
+        .holds_for(name, is_path(name_or_path), || digest().unwrap_or_default())
+        .map_err(|problem| document.error_at("", problem))?;
+    let mut chip = resolve(name, document)?;
     let set = |field: &str| document.overrides().iter().any(|text| text.starts_with(field));
-    super::shipped_calibration().apply(&mut chip, !is_path(name_or_path), set);
+    calibration.apply(&mut chip, holds, set);
     Ok(chip)
 }
 

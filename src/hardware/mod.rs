@@ -19,8 +19,8 @@ mod resolve;
 mod tests;
 
 pub use calibration::{
-    Calibration, CalibrationError, ChipQuantity, Fitted, Residuals, SCHEMA, mean_of_architecture,
-    shipped as shipped_calibration, take as take_calibration,
+    Calibration, CalibrationError, ChipQuantity, Evidence, Evidences, Fitted, Interval, OwnChip, Residuals,
+    SCHEMA, UNSEEN, mean_of_architecture, shipped as shipped_calibration, take as take_calibration,
 };
 pub use chip::{
     Architecture, Chip, ClockState, Hbm, Interconnect, Kind, Latency, MatrixUnit, OnChipMemory, Provenance,

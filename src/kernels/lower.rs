@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{ColumnReads, Grid, Implementation, Kernel, KernelOp, OpKind, Plan, Transfer, VectorCost};
-use crate::graph::{Graph, Node, NodeId, Op, Role, Scan, Shape, Value, Work, work};
+use super::{
+    ColumnReads, Grid, Group, Implementation, Kernel, KernelOp, OpKind, Plan, Transfer, VectorCost, fusions,
+};
+use crate::graph::{Graph, Node, NodeId, Op, Role, Scan, Shape, Stage, Value, Work, work};
 
 /// Lowers the nodes of every group of the plan to one kernel; a group without arithmetic gives none.
 ///
@@ -11,110 +13,279 @@ use crate::graph::{Graph, Node, NodeId, Op, Role, Scan, Shape, Value, Work, work
 /// only pad the last chunk.
 #[must_use]
 pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kernel> {
-    lower_plan(&Indexed::of(graph, value), plan, padding)
+    Lowerer::new(graph, value, padding).lower(plan)
 }
 
-/// [`lower`] for several plans of one graph, which share what does not depend on the plan.
+/// As [`lower`], the way XLA compiles a layer for a TPU: kernels of the core are written by hand and stay whole, a group of stages around it becomes as many
+/// kernels as XLA's fusions, which keep the label of the group. The core returns f32, rounded by its readers.
+///
+/// Source of the fusions: measured norms, which read their operand once for every statistic and once more; measured gated linear units, whose intermediate is
+/// written in f32 and read back; see `kernels::fusions`. Source of the f32 output: the second kernel of Tokamax KDA; and in the stage table of the SLA paper
+/// the output norm takes the same time after a fused kernel as after separate ones.
 #[must_use]
-pub fn lower_plans(graph: &Graph, plans: &[Plan], value: Value, padding: f64) -> Vec<Vec<Kernel>> {
-    let indexed = Indexed::of(graph, value);
-    plans
-        .iter()
-        .map(|plan| lower_plan(&indexed, plan, padding))
-        .collect()
+pub fn lower_compiled(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kernel> {
+    Lowerer::new(graph, value, padding).lower_compiled(plan)
 }
 
-/// What the plans of a graph share.
-struct Indexed<'a> {
+/// Lowers several plans of one graph, which share what does not depend on the plan.
+#[derive(Debug)]
+pub struct Lowerer<'a> {
     index: Index<'a>,
     /// Whether a node comes after the values.
     downstream: Vec<bool>,
     /// Arithmetic of every node.
     work: Vec<Work>,
+    padding: f64,
 }
 
-impl<'a> Indexed<'a> {
-    fn of(graph: &'a Graph, value: Value) -> Self {
+impl<'a> Lowerer<'a> {
+    /// Looks at a graph. `value` and `padding` are those of [`lower`].
+    #[must_use]
+    pub fn new(graph: &'a Graph, value: Value, padding: f64) -> Self {
         let index = Index::of(graph);
-        Indexed {
+        Lowerer {
             downstream: descendants(&index, value.node),
             work: graph.nodes().map(|(id, _)| work::node_work(graph, id)).collect(),
             index,
+            padding,
         }
+    }
+
+    /// [`lower`] of one more plan.
+    #[must_use]
+    pub fn lower(&self, plan: &Plan) -> Vec<Kernel> {
+        let recomputed: BTreeSet<Stage> = plan.groups.iter().filter_map(|group| group.also).collect();
+        plan.groups
+            .iter()
+            .filter_map(|group| {
+                let part = Part {
+                    recomputed: recomputed.clone(),
+                    ..Part::whole(members(&self.index, plan, group))
+                };
+                self.kernel(group, &part)
+            })
+            .collect()
+    }
+
+    /// [`lower_compiled`] of one more plan.
+    #[must_use]
+    pub fn lower_compiled(&self, plan: &Plan) -> Vec<Kernel> {
+        let index = &self.index;
+        let late = last_roundings(index);
+        let mut kernels = Vec::new();
+        for group in &plan.groups {
+            let members = if group.holds(Stage::Output) {
+                Members::of(index.graph, |id, node| {
+                    executes(group, node) && !late.contains(id)
+                })
+            } else {
+                let roundings = group.holds(Stage::OutputNorm);
+                Members::of(index.graph, |id, node| {
+                    executes(group, node) || (roundings && late.contains(id))
+                })
+            };
+            let in_core = [
+                Stage::Gates,
+                Stage::StateScan,
+                Stage::Output,
+                Stage::Attention,
+                Stage::Whitening,
+            ];
+            let whole = in_core.into_iter().any(|stage| group.holds(stage));
+            let heads = whole.then(|| heads(index.graph, &members)).flatten();
+            // Products of one input are one product of their concatenated weights.
+            let parts = if whole || group.holds(Stage::Projections) {
+                vec![Part::whole(members)]
+            } else {
+                fusions::split(index, &members, &late)
+            };
+            let first = kernels.len();
+            kernels.extend(parts.iter().filter_map(|part| self.kernel(group, part)));
+            // Fusions of a group that is called by its only stage are called alike.
+            let stages: BTreeSet<Stage> = kernels[first..]
+                .iter()
+                .flat_map(|kernel: &Kernel| kernel.ops.iter().map(|op| op.stage))
+                .filter(|stage| group.holds(*stage))
+                .collect();
+            let (label, title) = names(group, &stages);
+            for kernel in &mut kernels[first..] {
+                kernel.implementation.most_units = heads;
+                kernel.label.clone_from(&label);
+                kernel.title.clone_from(&title);
+            }
+        }
+        kernels
+    }
+
+    fn kernel(&self, group: &Group, part: &Part) -> Option<Kernel> {
+        let (index, members) = (&self.index, &part.members);
+        let graph = index.graph;
+        let mut lowering = Lowering {
+            graph,
+            index,
+            members,
+            downstream: &self.downstream,
+            ops: Vec::new(),
+            produced_by: vec![Vec::new(); graph.len()],
+        };
+        for &id in &members.list {
+            lowering.node(id);
+        }
+        let ops = lowering.ops;
+        if ops.is_empty() {
+            return None;
+        }
+        let (reads, writes) = transfers(index, part);
+        let grid = grid(graph, members);
+        let streams = grid.is_none();
+        let grid = grid.unwrap_or(Grid {
+            parallel: 1,
+            sequential: 1,
+        });
+        let carried_bytes = carried_bytes(graph, members) / grid.parallel.max(1);
+        let live_bytes = live_bytes(index, members) / grid.steps().max(1) + pair_live_bytes(graph, members);
+        let in_core = group.first >= Stage::Gates || carried_bytes > 0;
+        let (label, title) = names(group, &ops.iter().map(|op| op.stage).collect());
+        Some(Kernel {
+            label,
+            title,
+            ops,
+            reads,
+            writes,
+            grid,
+            streams,
+            carried_bytes,
+            live_bytes,
+            units_per_program: group.program.map(|program| program.heads),
+            steps_per_program: group
+                .program
+                .map_or(1, |program| program.chunks.min(grid.sequential)),
+            work: part
+                .own()
+                .list
+                .iter()
+                .map(|id| self.work[id.index()])
+                .sum::<Work>(),
+            padding: if in_core { self.padding } else { 0.0 },
+            implementation: Implementation {
+                value_tile: group.value_tile,
+                ..Implementation::default()
+            },
+        })
     }
 }
 
-fn lower_plan(indexed: &Indexed<'_>, plan: &Plan, padding: f64) -> Vec<Kernel> {
-    let Indexed {
-        index,
-        downstream,
-        work,
-    } = indexed;
+/// Whether a node is one that the stages of a group execute.
+fn executes(group: &Group, node: &Node) -> bool {
+    group.holds(node.stage) && !matches!(node.op, Op::Input { .. })
+}
+
+/// Roundings that nothing in the output stage reads.
+fn last_roundings(index: &Index<'_>) -> Members {
     let graph = index.graph;
-    plan.groups
-        .iter()
-        .filter_map(|group| {
-            let members = Members::of(graph, |node| {
-                group.holds(node.stage) && !matches!(node.op, Op::Input { .. })
-            });
-            let mut lowering = Lowering {
-                graph,
-                index,
-                members: &members,
-                downstream,
-                ops: Vec::new(),
-                produced_by: vec![Vec::new(); graph.len()],
-            };
-            for &id in &members.list {
-                lowering.node(id);
+    let output = |node: &Node| node.stage == Stage::Output;
+    let mut last = Members::of(graph, |_, node| output(node) && matches!(node.op, Op::Cast));
+    for (id, node) in graph.nodes() {
+        if output(node) && !index.is_free(id) {
+            for source in index.sources(id) {
+                last.held[source.node.index()] = false;
             }
-            let ops = lowering.ops;
-            if ops.is_empty() {
-                return None;
-            }
-            let (reads, writes) = transfers(index, &members);
-            let grid = grid(graph, &members);
-            let streams = grid.is_none();
-            let grid = grid.unwrap_or(Grid {
-                parallel: 1,
-                sequential: 1,
+        }
+    }
+    last.list.retain(|id| last.held[id.index()]);
+    last
+}
+
+/// The nodes of one kernel.
+#[derive(Debug, Clone)]
+pub(super) struct Part {
+    /// All it executes.
+    pub(super) members: Members,
+    /// Those that no other kernel of the group counts as its own, where not all are; the rest is done again for what reads it.
+    pub(super) own: Option<Members>,
+    /// What it writes for others; `None` where no other kernel shares its members, so that every use outside shows.
+    pub(super) exports: Option<Vec<Value>>,
+    /// Stages that some launch computes again where it needs them, all of what it needs.
+    pub(super) recomputed: BTreeSet<Stage>,
+}
+
+impl Part {
+    /// Nodes of a group that is one kernel.
+    fn whole(members: Members) -> Self {
+        Part {
+            own: None,
+            members,
+            exports: None,
+            recomputed: BTreeSet::new(),
+        }
+    }
+
+    /// What no other kernel of the group counts as its own.
+    pub(super) fn own(&self) -> &Members {
+        self.own.as_ref().unwrap_or(&self.members)
+    }
+}
+
+/// The nodes that a launch executes. Of a stage that another launch computes again where it is used, a launch keeps what others than that one need, and of a
+/// stage that it computes again itself what its own need.
+fn members(index: &Index<'_>, plan: &Plan, group: &Group) -> Members {
+    let graph = index.graph;
+    let input = |node: &Node| matches!(node.op, Op::Input { .. });
+    let own = |group: &Group, stage: Stage| group.holds(stage) && group.also != Some(stage);
+    let mut members = Members::of(graph, |_, node| !input(node) && own(group, node.stage));
+    for stage in plan.groups.iter().filter_map(|other| other.also) {
+        if own(group, stage) {
+            let users = Members::of(graph, |_, node| {
+                !input(node)
+                    && node.stage != stage
+                    && !plan
+                        .groups
+                        .iter()
+                        .any(|other| other.also == Some(stage) && own(other, node.stage))
             });
-            let carried_bytes = carried_bytes(graph, &members) / grid.parallel.max(1);
-            let live_bytes =
-                live_bytes(index, &members) / grid.steps().max(1) + pair_live_bytes(graph, &members);
-            let in_core = group.first >= crate::graph::Stage::Gates || carried_bytes > 0;
-            // A group of which a layer has one stage is called by that stage.
-            let mut stages = ops.iter().map(|op| op.stage);
-            let first = stages.next();
-            let only = first.filter(|stage| group.first != group.last && stages.all(|other| other == *stage));
-            Some(Kernel {
-                label: only.map_or_else(|| group.label(), |stage| stage.name().to_owned()),
-                title: only.map_or_else(|| group.title(), |stage| stage.title().to_owned()),
-                ops,
-                reads,
-                writes,
-                grid,
-                streams,
-                carried_bytes,
-                live_bytes,
-                units_per_program: group.program.map(|program| program.heads),
-                steps_per_program: group
-                    .program
-                    .map_or(1, |program| program.chunks.min(grid.sequential)),
-                work: members.list.iter().map(|id| work[id.index()]).sum::<Work>(),
-                padding: if in_core { padding } else { 0.0 },
-                implementation: Implementation {
-                    value_tile: group.value_tile,
-                    ..Implementation::default()
-                },
-            })
-        })
-        .collect()
+            let needed = ancestors(index, &users);
+            members = Members::of(graph, |id, node| {
+                members.contains(id) && (node.stage != stage || needed[id.index()])
+            });
+        }
+    }
+    if let Some(stage) = group.also {
+        let needed = ancestors(index, &members);
+        members = Members::of(graph, |id, node| {
+            members.contains(id) || (!input(node) && node.stage == stage && needed[id.index()])
+        });
+    }
+    members
+}
+
+/// Whether some of the nodes `of` depend on a node; on themselves they do.
+fn ancestors(index: &Index<'_>, of: &Members) -> Vec<bool> {
+    let mut seen = of.held.clone();
+    // Nodes are stored in topological order, so one pass backward finds all of them.
+    for at in (0..seen.len()).rev() {
+        if seen[at] {
+            for operand in &index.operands[at] {
+                seen[operand.node.index()] = true;
+            }
+        }
+    }
+    seen
+}
+
+/// Label and title of a group of which a layer has these stages: that of the only stage, where there is one.
+fn names(group: &Group, stages: &BTreeSet<Stage>) -> (String, String) {
+    match stages.first() {
+        Some(only) if stages.len() == 1 && group.first != group.last => {
+            (only.name().to_owned(), only.title().to_owned())
+        }
+        _ => (group.label(), group.title()),
+    }
 }
 
 /// Operands and what stands behind their views, looked up once for all kernels of a graph.
-struct Index<'a> {
-    graph: &'a Graph,
+#[derive(Debug)]
+pub(super) struct Index<'a> {
+    pub(super) graph: &'a Graph,
     /// Operands of every node.
     operands: Vec<Vec<Value>>,
     /// Whether a node is only an address computation.
@@ -138,11 +309,13 @@ impl<'a> Index<'a> {
         }
     }
 
-    fn operands(&self, id: NodeId) -> &[Value] {
+    /// Operands of a node.
+    pub(super) fn operands(&self, id: NodeId) -> &[Value] {
         &self.operands[id.index()]
     }
 
-    fn is_free(&self, id: NodeId) -> bool {
+    /// Whether a node is only an address computation.
+    pub(super) fn is_free(&self, id: NodeId) -> bool {
         self.free[id.index()]
     }
 
@@ -151,27 +324,49 @@ impl<'a> Index<'a> {
         let sources = self.sources[id.index()].iter().map(Vec::as_slice);
         self.operands(id).iter().copied().zip(sources)
     }
+
+    /// The values behind the operands of a node.
+    pub(super) fn sources(&self, id: NodeId) -> impl Iterator<Item = Value> {
+        self.sources[id.index()]
+            .iter()
+            .flatten()
+            .map(|(source, _)| *source)
+    }
+
+    /// The values behind a chain of views.
+    pub(super) fn base(&self, value: Value) -> Vec<Value> {
+        sources(self.graph, &self.operands, value)
+            .into_iter()
+            .map(|(source, _)| source)
+            .collect()
+    }
 }
 
-/// The nodes of a kernel.
-struct Members {
+/// Some nodes of a graph.
+#[derive(Debug, Clone)]
+pub(super) struct Members {
     /// In the order of the graph.
-    list: Vec<NodeId>,
+    pub(super) list: Vec<NodeId>,
     /// By index of the node.
     held: Vec<bool>,
 }
 
 impl Members {
-    fn of(graph: &Graph, holds: impl Fn(&Node) -> bool) -> Self {
-        let held: Vec<bool> = graph.nodes().map(|(_, node)| holds(node)).collect();
-        let list = graph.nodes().map(|(id, _)| id).filter(|id| held[id.index()]);
-        Members {
-            list: list.collect(),
-            held,
+    /// The nodes that `holds` picks.
+    pub(super) fn of(graph: &Graph, mut holds: impl FnMut(NodeId, &Node) -> bool) -> Self {
+        let mut list = Vec::new();
+        let mut held = vec![false; graph.len()];
+        for (id, node) in graph.nodes() {
+            if holds(id, node) {
+                list.push(id);
+                held[id.index()] = true;
+            }
         }
+        Members { list, held }
     }
 
-    fn contains(&self, id: NodeId) -> bool {
+    /// Whether a node is one of them.
+    pub(super) fn contains(&self, id: NodeId) -> bool {
         self.held[id.index()]
     }
 }
@@ -231,27 +426,35 @@ fn is_free(node: &Node) -> bool {
     }
 }
 
-fn transfers(index: &Index<'_>, members: &Members) -> (Vec<Transfer>, Vec<Transfer>) {
-    let graph = index.graph;
+fn transfers(index: &Index<'_>, part: &Part) -> (Vec<Transfer>, Vec<Transfer>) {
+    let (graph, members) = (index.graph, &part.members);
     // Bytes of the views through which an outside value is read, capped by the value itself: a kernel that takes two
     // slices of a tensor reads their sum, one that takes a tensor and a slice of it reads the tensor once.
     let mut read: BTreeMap<Value, BTreeMap<Value, u64>> = BTreeMap::new();
-    let mut written: BTreeSet<Value> = BTreeSet::new();
+    let mut written: BTreeSet<Value> = part.exports.iter().flatten().copied().collect();
     let mut columns: BTreeMap<Value, ColumnReads> = BTreeMap::new();
-    for (id, _) in graph.nodes() {
+    let on_chip = |value: &Value| matches!(graph.node(value.node).op, Op::Fill(_) | Op::Identity);
+    for (id, node) in graph.nodes() {
         let inside = members.contains(id);
-        if index.is_free(id) {
+        if index.is_free(id) || (!inside && part.exports.is_some()) {
             continue;
         }
         for (position, (operand, sources)) in index.behind(id).enumerate() {
             for &(source, seen) in sources {
                 let source_inside = members.contains(source.node);
-                if !inside && !source_inside {
+                if inside == source_inside {
                     continue;
                 }
-                if let (true, false, Some((scan, heads))) =
-                    (inside, source_inside, column_operand(graph, id, position))
-                {
+                if !inside {
+                    // Who computes a stage again computes all of it that is needed there.
+                    let again =
+                        graph.node(source.node).stage == node.stage && part.recomputed.contains(&node.stage);
+                    if !on_chip(&source) && !again {
+                        written.insert(source);
+                    }
+                    continue;
+                }
+                if let Some((scan, heads)) = column_operand(index, id, position) {
                     let ty = graph.ty(operand);
                     let block = ty.bytes() / ty.shape.dims()[scan.axis].max(1) as u64;
                     let own_heads: u64 = leading(&ty.shape, scan.axis);
@@ -262,31 +465,28 @@ fn transfers(index: &Index<'_>, members: &Members) -> (Vec<Transfer>, Vec<Transf
                     reads.streamed += scan.trips as u64 * heads * (block / own_heads.max(1));
                     reads.resident = ty.bytes() / own_heads.max(1);
                 }
-                let on_chip = matches!(graph.node(source.node).op, Op::Fill(_) | Op::Identity);
-                if inside && !source_inside && !on_chip {
+                if !on_chip(&source) {
                     read.entry(source).or_default().insert(operand, seen);
-                }
-                if !inside && source_inside && !on_chip {
-                    written.insert(source);
                 }
             }
         }
     }
     for (_, output) in graph.outputs() {
-        let bases = sources(graph, &index.operands, *output);
-        let copies = members.contains(output.node)
+        let own = part.own().contains(output.node);
+        let bases = index.base(*output);
+        let copies = own
             && index.is_free(output.node)
-            && bases.iter().any(|(source, _)| {
-                !members.contains(source.node)
-                    && !matches!(graph.node(source.node).op, Op::Fill(_) | Op::Identity)
-            });
+            && bases
+                .iter()
+                .any(|source| !members.contains(source.node) && !on_chip(source));
         if copies {
             // A view of something the kernel did not make has to be written by it: a convolution state moved on by a token.
             written.insert(*output);
             continue;
         }
-        for (source, _) in bases {
-            if members.contains(source.node) && !matches!(graph.node(source.node).op, Op::Fill(_)) {
+        for source in bases {
+            let own = part.own().contains(source.node) && part.exports.is_none();
+            if own && !matches!(graph.node(source.node).op, Op::Fill(_)) {
                 written.insert(source);
             }
         }
@@ -313,13 +513,14 @@ fn transfers(index: &Index<'_>, members: &Members) -> (Vec<Transfer>, Vec<Transf
 
 /// The loop over pairs of blocks behind node `id`, if operand `position` is sliced by its column block and a block may be read more than once, and the
 /// heads of its carries.
-fn column_operand(graph: &Graph, id: NodeId, position: usize) -> Option<(&Scan, u64)> {
+fn column_operand<'a>(index: &Index<'a>, id: NodeId, position: usize) -> Option<(&'a Scan, u64)> {
+    let graph = index.graph;
     let node = graph.node(id);
     let Op::Scan(scan) = &node.op else { return None };
     let pairs = scan.pairs.as_ref()?;
     let heads = leading(&node.results[0].shape, scan.axis);
     // One block of queries per head of the keys meets every key block once: a stream like any other.
-    let own_heads = leading(&graph.ty(*graph.operands(id).get(position)?).shape, scan.axis);
+    let own_heads = leading(&graph.ty(*index.operands(id).get(position)?).shape, scan.axis);
     let once = node.results[0].shape.dims()[scan.axis] == 1 && own_heads == heads;
     (position >= scan.carries + pairs.rows && !once).then_some((&**scan, heads))
 }
@@ -351,7 +552,7 @@ fn pair_trips(graph: &Graph, members: &Members) -> u64 {
 fn pair_live_bytes(graph: &Graph, members: &Members) -> u64 {
     pair_loops(graph, members)
         .map(|(node, scan)| {
-            let inside = Members::of(&scan.body, |node| !matches!(node.op, Op::Input { .. }));
+            let inside = Members::of(&scan.body, |_, node| !matches!(node.op, Op::Input { .. }));
             live_bytes(&Index::of(&scan.body), &inside) / leading(&node.results[0].shape, scan.axis).max(1)
         })
         .max()
@@ -404,19 +605,28 @@ fn grid(graph: &Graph, members: &Members) -> Option<Grid> {
             sequential: 1,
         });
     }
-    // Kernels of the core without a scan run over (batch, head, chunk): the leading dimensions of their products.
-    let product = members
+    // Kernels of the core without a scan run over (batch, head, chunk).
+    chunked_product(graph, members).map(|leading| Grid {
+        parallel: leading.iter().map(|&d| d as u64).product(),
+        sequential: 1,
+    })
+}
+
+/// Leading dimensions of the products of the core: batch, key heads, value heads of one, chunks.
+fn chunked_product<'a>(graph: &'a Graph, members: &Members) -> Option<&'a [usize]> {
+    members
         .list
         .iter()
         .filter(|&&id| matches!(graph.node(id).op, Op::MatMul { .. }))
         .find_map(|&id| {
             let shape = &graph.node(id).results[0].shape;
-            (shape.rank() >= 6).then(|| shape.dims()[..4].iter().map(|&d| d as u64).product())
-        });
-    product.map(|parallel| Grid {
-        parallel,
-        sequential: 1,
-    })
+            (shape.rank() >= 6).then(|| &shape.dims()[..4])
+        })
+}
+
+/// Heads of a chunk of the core.
+fn heads(graph: &Graph, members: &Members) -> Option<u64> {
+    chunked_product(graph, members).map(|leading| (leading[1] * leading[2]) as u64)
 }
 
 fn carried_bytes(graph: &Graph, members: &Members) -> u64 {

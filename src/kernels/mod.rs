@@ -4,13 +4,14 @@
 //! dependences, the tensors that cross HBM, and the grid. Nothing here knows a chip; sizes of arrays and registers come in with
 //! [`crate::timing`].
 
+mod fusions;
 mod layout;
 pub mod library;
 mod lower;
 mod plan;
 
 pub use layout::tiled_elements;
-pub use lower::{lower, lower_plans};
+pub use lower::{Lowerer, lower, lower_compiled};
 pub use plan::{Group, Plan, Program};
 
 use crate::dtype::Dtype;
@@ -27,6 +28,14 @@ pub struct Transfer {
     pub dtype: Dtype,
     /// Where a loop over pairs of blocks reads it by column block: what that takes.
     pub columns: Option<ColumnReads>,
+}
+
+impl Transfer {
+    /// Bytes moved where blocks are fetched again for every pair of blocks.
+    #[must_use]
+    pub fn streamed_bytes(&self) -> u64 {
+        self.columns.map_or(self.bytes, |columns| columns.streamed)
+    }
 }
 
 /// How the keys or values of attention reach a kernel. Which of the two ways is taken depends on the chip.
@@ -153,6 +162,15 @@ pub struct Implementation {
     pub issue_share: Option<f64>,
     /// A block that stays on chip over many programs.
     pub resident_block: Option<ResidentBlock>,
+    /// Columns of the tiles in which a program of a GPU moves its tensors, where those are narrower than the rows in device memory: every row of a
+    /// tile is a run of its own.
+    pub tile_columns: Option<u64>,
+    /// Bytes that the last-level cache of a GPU serves or takes, beside those that cross HBM.
+    pub cache_bytes: f64,
+    /// Loads of a step of a GPU kernel that wait for device memory one after the other because nothing fetches them ahead; a share where only some steps do.
+    pub exposed_loads: f64,
+    /// Most units that interleave in a program, where the kernel takes as many as fit: the heads of a chunk, whose chunks are programs of their own.
+    pub most_units: Option<u64>,
 }
 
 /// One launch.
@@ -216,9 +234,8 @@ impl Kernel {
     pub fn streaming(&self) -> Kernel {
         let mut kernel = self.clone();
         for transfer in &mut kernel.reads {
-            if let Some(columns) = transfer.columns.take() {
-                transfer.bytes = columns.streamed;
-            }
+            transfer.bytes = transfer.streamed_bytes();
+            transfer.columns = None;
         }
         kernel
     }
@@ -235,6 +252,35 @@ impl Kernel {
             units_per_program: Some(1),
             ..self.clone()
         }
+    }
+
+    /// Takes out the operations before the loop that carries the state, for another kernel to do: they stand in its order and wait for each other only.
+    #[must_use]
+    pub fn split_preparation(&mut self) -> Vec<KernelOp> {
+        let (carried, prepared): (Vec<usize>, Vec<usize>) =
+            (0..self.ops.len()).partition(|&i| self.ops[i].carried);
+        let chosen = |indices: &[usize]| {
+            let renumbered = |old: &usize| indices.iter().position(|i| i == old);
+            indices
+                .iter()
+                .map(|&i| KernelOp {
+                    after: self.ops[i].after.iter().filter_map(renumbered).collect(),
+                    ..self.ops[i].clone()
+                })
+                .collect::<Vec<KernelOp>>()
+        };
+        let (carried, prepared) = (chosen(&carried), chosen(&prepared));
+        self.ops = carried;
+        prepared
+    }
+
+    /// Appends operations that wait for each other only, numbered among themselves.
+    pub fn append(&mut self, ops: Vec<KernelOp>) {
+        let offset = self.ops.len();
+        self.ops.extend(ops.into_iter().map(|op| KernelOp {
+            after: op.after.iter().map(|i| i + offset).collect(),
+            ..op
+        }));
     }
 
     /// Bytes that cross HBM in both directions.

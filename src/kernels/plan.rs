@@ -87,7 +87,7 @@ impl Plan {
     /// state in on-chip memory. Softmax attention is a launch of its own in both: what its keys go through (norm, rotation) would otherwise be done
     /// again for every query block. `tokamax`: the two kernels of Tokamax KDA, gates to WY factors and scan with output. `fla`: the kernels of
     /// flash-linear-attention, cumulative sum, Gram with inverse, WY factors, state scan in value tiles, output; `fla_intra` has a launch of its own
-    /// for the Gram, as its kernels with a decay per channel do; `fla_output` computes the Gram where the output needs it, as its kernels without a solve do. `program` says what a program of the launches with a state works on.
+    /// for the Gram, as its kernels with a decay per channel do; `fla_output` has neither solve nor Gram of its own. Without a decay per channel the products of queries and keys are computed in the launch of the output. `program` says what a program of the launches with a state works on.
     #[must_use]
     pub fn named(name: &str, program: Program) -> Option<Plan> {
         use Stage::{
@@ -163,7 +163,11 @@ impl Plan {
                 groups.extend([
                     span(WyFactors, WyFactors),
                     tiled_scan,
-                    span(Output, Output),
+                    Group {
+                        // Queries meet keys where the output is made; only with a decay per channel are their products kept from before.
+                        also: (name == "fla").then_some(Gram),
+                        ..span(Output, Output)
+                    },
                     span(OutputNorm, OutputProjection),
                 ]);
                 groups

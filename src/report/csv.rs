@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use super::result::{ChipResult, PlanResult, RunResult, StageResult};
+use crate::hardware::Evidence;
 
 /// What a cell holds.
 enum Cell {
@@ -27,7 +28,7 @@ impl Cell {
 type Take = fn(&ChipResult, &PlanResult, &StageResult) -> Cell;
 
 /// Header and content of every column.
-const COLUMNS: [(&str, Take); 37] = [
+const COLUMNS: [(&str, Take); 38] = [
     ("chip", |chip, _, _| Cell::Text(chip.name.clone())),
     ("device", |chip, _, _| Cell::Text(chip.device.clone())),
     ("cores_count", |chip, _, _| Cell::Count(u64::from(chip.cores))),
@@ -39,6 +40,9 @@ const COLUMNS: [(&str, Take); 37] = [
     ("time_us", |_, _, row| Cell::Number(row.time_us)),
     ("low_us", |_, _, row| Cell::Maybe(row.low_us)),
     ("high_us", |_, _, row| Cell::Maybe(row.high_us)),
+    ("interval_from", |_, _, row| {
+        Cell::Text(row.interval_from.map_or("", Evidence::name).to_owned())
+    }),
     ("bound", |_, _, row| Cell::Text(row.bound.to_string())),
     ("next_bound", |_, _, row| Cell::Text(row.next_bound.to_string())),
     ("mxu_us", |_, _, row| Cell::Number(row.mxu_us)),

@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use super::timeline;
-use crate::hardware::{self, Chip};
+use crate::coefficients::Coefficient;
+use crate::hardware::{self, Architecture, Chip};
 use crate::kernels::{Kernel, OpKind};
 use crate::report::table::{Cell, Column, Table};
 use crate::timing::unit::occupancy;
@@ -113,6 +114,23 @@ pub fn render(kernel: &Kernel, time: &KernelTime, chip: &Chip) -> std::io::Resul
         }
     }
 
+    let implementation = &kernel.implementation;
+    if let Some(columns) = implementation.tile_columns {
+        let _ = writeln!(
+            out,
+            "   in tiles of {columns} columns, {:.0} bytes more for every run",
+            chip.coefficient(Coefficient::GpuRunBytes)
+        );
+    }
+    if implementation.cache_bytes > 0.0 {
+        let _ = writeln!(
+            out,
+            "   last-level cache {:>25.3} MB more, at {:.0} bytes a cycle and core",
+            implementation.cache_bytes / 1e6,
+            chip.coefficient(Coefficient::GpuCacheRate)
+        );
+    }
+
     let rounds = time.programs_per_core as f64;
     let _ = writeln!(out, "\n5. Result");
     let line = |out: &mut String, what: &str, cycles: f64| {
@@ -129,6 +147,14 @@ pub fn render(kernel: &Kernel, time: &KernelTime, chip: &Chip) -> std::io::Resul
         time.program.makespan / time.issue_efficiency,
     );
     line(&mut out, "grid step", chip.grid_step_cycles());
+    let exposed = kernel.implementation.exposed_loads;
+    if exposed > 0.0 && chip.architecture == Architecture::Gpu {
+        line(
+            &mut out,
+            &format!("{exposed:.2} loads that nothing fetches ahead"),
+            exposed * chip.dma_latency().get() * clock,
+        );
+    }
     line(
         &mut out,
         "transfers of a program",

@@ -234,6 +234,7 @@ fn stage(machine: &Machine, line: &Line, intervals: bool) -> StageResult {
         title: title.to_owned(),
         time_us,
         low_us: intervals.then_some(0.9 * time_us),
+        interval_from: intervals.then_some(crate::hardware::Evidence::SameChip),
         high_us: intervals.then_some(1.12 * time_us),
         bound,
         next_bound,

@@ -5,6 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::hardware::Evidence;
+
 /// Name and version of the JSON schema.
 pub const SCHEMA: &str = "tpusim.result/1";
 
@@ -88,6 +90,8 @@ pub struct StageResult {
     pub low_us: Option<f64>,
     /// Upper end of the 80 % interval; absent where nothing comparable was measured.
     pub high_us: Option<f64>,
+    /// The measured rows that make the interval.
+    pub interval_from: Option<Evidence>,
     /// What binds it.
     pub bound: Bound,
     /// What would bind it next, were the first bound removed.

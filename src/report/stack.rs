@@ -42,6 +42,10 @@ pub struct KindTime {
     pub time_us: f64,
     /// Time of all of them.
     pub total_us: f64,
+    /// Lower end of the 80 % interval of it; absent where nothing comparable was measured.
+    pub low_us: Option<f64>,
+    /// Upper end.
+    pub high_us: Option<f64>,
     /// Their share of the time of the stack.
     pub share: f64,
     /// The longest row of one layer.
@@ -63,6 +67,10 @@ pub struct StackPlan {
     pub name: String,
     /// Time of the stack.
     pub total_us: f64,
+    /// Lower end of its 80 % interval; absent where nothing comparable was measured. Errors of the kinds go together, as far as is known.
+    pub low_us: Option<f64>,
+    /// Upper end.
+    pub high_us: Option<f64>,
     /// Kinds, in the order of the file.
     pub kinds: Vec<KindTime>,
 }
@@ -117,6 +125,13 @@ pub fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
+fn interval(low_us: Option<f64>, high_us: Option<f64>) -> String {
+    low_us.zip(high_us).map_or_else(
+        || "none".to_owned(),
+        |(low, high)| format!("{low:.0} to {high:.0}"),
+    )
+}
+
 fn times(result: &StackResult, chip: &StackChip) -> Table {
     let mut table = Table::new([
         Column::text("plan", "plan"),
@@ -124,6 +139,7 @@ fn times(result: &StackResult, chip: &StackChip) -> Table {
         Column::number("count", "count"),
         Column::number("one (us)", "time_us"),
         Column::number("all (us)", "total_us"),
+        Column::text("80 % interval (us)", "interval_us"),
         Column::number("share (%)", "share"),
         Column::text("longest row", "longest_stage"),
         Column::number("of layer (%)", "longest_share"),
@@ -137,6 +153,7 @@ fn times(result: &StackResult, chip: &StackChip) -> Table {
                 Cell::from(kind.count),
                 Cell::number(kind.time_us, 1),
                 Cell::number(kind.total_us, 1),
+                Cell::from(interval(kind.low_us, kind.high_us)),
                 Cell::number(100.0 * kind.share, 1),
                 Cell::from(&kind.longest_stage),
                 Cell::number(100.0 * kind.longest_share, 0),
@@ -149,6 +166,7 @@ fn times(result: &StackResult, chip: &StackChip) -> Table {
             Cell::from(result.layers),
             Cell::none(),
             Cell::number(plan.total_us, 1),
+            Cell::from(interval(plan.low_us, plan.high_us)),
             Cell::number(100.0, 1),
             Cell::from(""),
             Cell::none(),
@@ -262,6 +280,8 @@ pub fn write_csv(mut out: impl Write, result: &StackResult) -> io::Result<()> {
             "count",
             "time_us",
             "total_us",
+            "low_us",
+            "high_us",
             "share_fraction",
             "longest_stage",
             "bound",
@@ -272,6 +292,8 @@ pub fn write_csv(mut out: impl Write, result: &StackResult) -> io::Result<()> {
             "cache_bytes_per_token",
             "cache_bytes",
             "stack_total_us",
+            "stack_low_us",
+            "stack_high_us",
         ]
         .map(|name| Column::text(name, name)),
     );
@@ -286,6 +308,8 @@ pub fn write_csv(mut out: impl Write, result: &StackResult) -> io::Result<()> {
                     Cell::from(time.count),
                     Cell::number(time.time_us, 3),
                     Cell::number(time.total_us, 3),
+                    Cell::optional(time.low_us, 3),
+                    Cell::optional(time.high_us, 3),
                     Cell::number(time.share, 3),
                     Cell::from(&time.longest_stage),
                     Cell::from(time.bound),
@@ -296,6 +320,8 @@ pub fn write_csv(mut out: impl Write, result: &StackResult) -> io::Result<()> {
                     Cell::from(kind.cache_bytes_per_token),
                     Cell::from(kind.cache_bytes),
                     Cell::number(plan.total_us, 3),
+                    Cell::optional(plan.low_us, 3),
+                    Cell::optional(plan.high_us, 3),
                 ]);
             }
         }

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use crate::calibration::data::Data;
-use crate::calibration::validate::{Score, Split};
+use crate::calibration::never_fitted::{self, Origin};
+use crate::calibration::speedup::{LayerTime, Line};
+use crate::calibration::validate::{Score, Split, quantile};
 use crate::coefficients::Coefficient;
 use crate::hardware::Calibration;
 use crate::study::cross_check::{EXPLANATIONS, Ratio, far_off};
@@ -19,7 +21,11 @@ pub struct Page<'a> {
     /// The fit to all rows.
     pub calibration: &'a Calibration,
     /// Compiler estimates against predictions.
-    pub ratios: &'a [Ratio],
+    pub compiler: &'a [Ratio],
+    /// KDA against SLA-R4 on generations that were left out.
+    pub speedup: &'a [Line],
+    /// Rows that no fit sees, and how many of them cannot be timed.
+    pub never_fitted: &'a (Vec<never_fitted::Row>, usize),
 }
 
 /// The line that a test compares with the code, the data and the calibration of the day.
@@ -56,8 +62,10 @@ pub fn markdown(page: &Page<'_>) -> String {
     rows(&mut out, page);
     families(&mut out, page);
     devices(&mut out, page);
+    speedup(&mut out, page.speedup);
+    never_fitted(&mut out, page.never_fitted);
     coefficients(&mut out, page.calibration);
-    cross_check(&mut out, page.ratios);
+    cross_check(&mut out, page.compiler);
     out
 }
 
@@ -132,7 +140,159 @@ their starting values. Ratio, winners and the 80 % interval are those of `device
             number(judged.coverage80_pct, 0),
         );
     }
-    out.push_str("\n![Predicted against measured, each device left out](images/validation.svg)\n\n");
+    out.push_str(
+        "\n![Predicted against measured, each device left out](images/validation.svg)\n\n\
+![Errors by family and device, the device left out](images/validation-by-device.svg)\n\n\
+![Errors by family and device, shapes left out](images/validation-by-shape.svg)\n\n",
+    );
+    mechanisms(out, page.scores);
+}
+
+/// Linear attention with each mechanism left out.
+fn mechanisms(out: &mut String, scores: &[Score]) {
+    let left_out: Vec<&Score> = scores
+        .iter()
+        .filter(|score| score.split == Split::LeaveMechanismOut && score.device != "all")
+        .collect();
+    if left_out.is_empty() {
+        return;
+    }
+    let _ = writeln!(
+        out,
+        "A mechanism that no fit had seen (each mechanism of linear attention left out in turn, all its sizes at once):\n\n\
+| family | device | rows | median / p90 % | bias % | ratio % | winners % |\n|---|---|---:|---:|---:|---:|---:|"
+    );
+    for score in left_out {
+        let _ = writeln!(
+            out,
+            "| {} | {} | {} | {:.1} / {:.0} | {:+.1} | {} | {} |",
+            score.family,
+            score.device,
+            score.n,
+            score.median_abs_pct,
+            score.p90_abs_pct,
+            score.bias_pct,
+            number(score.ratio_median_pct, 1),
+            number(score.winner_pct, 1),
+        );
+    }
+    out.push('\n');
+}
+
+/// The leave-one-out table.
+fn speedup(out: &mut String, lines: &[Line]) {
+    let _ = writeln!(
+        out,
+        "## KDA against SLA-R4 on generations that were left out\n\n\
+One layer of each (`workloads/kda.yaml`, `workloads/sla_r4.yaml`) on one device, predicted with every row of that device left out of the fit (`tpusim validate --table speedup`). Times in ms, with the 80 % interval from errors on the \
+other devices. References are published, at sizes that are inferred; nobody has published the others.\n\n\
+| device | plan | array | MXU:VPU | KDA reference | KDA predicted | error % | SLA-R4 reference | SLA-R4 predicted | error % | speedup reference | predicted | error % |\n\
+|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+    );
+    let predicted = |time: &LayerTime| {
+        let ms = |us: f64| format!("{:.3}", us / 1e3);
+        let interval = time.low_us.zip(time.high_us);
+        let interval = interval.map_or_else(String::new, |(low, high)| {
+            format!(" ({} to {})", ms(low), ms(high))
+        });
+        format!("{}{interval}", ms(time.predicted_us))
+    };
+    let reference = |time: &LayerTime| {
+        time.reference
+            .as_ref()
+            .map_or_else(|| "none".to_owned(), |r| format!("{:.3} {}", r.us / 1e3, r.kind))
+    };
+    let error = |error: Option<f64>| error.map_or_else(|| "–".to_owned(), |error| format!("{error:+.1}"));
+    for line in lines {
+        let (rows, columns) = line.array;
+        let _ = writeln!(
+            out,
+            "| {} | {} | {rows}x{columns} | {} | {} | {} | {} | {} | {} | {} | {} | {:.2} | {} |",
+            line.device,
+            line.plan,
+            number(line.mxu_to_vpu, 0),
+            reference(&line.kda),
+            predicted(&line.kda),
+            error(line.kda.error_pct),
+            reference(&line.sla_r4),
+            predicted(&line.sla_r4),
+            error(line.sla_r4.error_pct),
+            line.reference_speedup
+                .map_or_else(|| "none".to_owned(), |speedup| format!("{speedup:.2}")),
+            line.speedup,
+            error(line.speedup_error_pct),
+        );
+    }
+    out.push('\n');
+}
+
+/// What no fit sees.
+fn never_fitted(out: &mut String, (rows, unknown): &(Vec<never_fitted::Row>, usize)) {
+    let _ = writeln!(
+        out,
+        "## Never fitted\n\nTimes that enter no fit, predicted with the calibration in use (`tpusim validate --table never-fitted`). {unknown} more rows of the same files cannot be timed: backward passes, implementations whose \
+launches are not described. Published and reported sizes are partly inferred.\n"
+    );
+    for (origin, title) in [
+        (
+            Origin::Unseen,
+            "Operations measured after their model was written, of which the model has seen nothing: the short convolution of flash-linear-attention and one decoding step of GLA, DeltaNet and Mamba-2 on an H200. This is the error to \
+expect of a new operation.",
+        ),
+        (
+            Origin::Published,
+            "Stage table and core kernels of the Systolic Linear Attention paper:",
+        ),
+        (Origin::Reported, "Latencies printed in pull requests and issues:"),
+    ] {
+        let of: Vec<&never_fitted::Row> = rows.iter().filter(|row| row.origin == origin).collect();
+        let mut groups: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+        for row in &of {
+            groups.entry(&row.op).or_default().push(row.error_pct);
+        }
+        let _ = writeln!(
+            out,
+            "{title}\n\n| op | rows | median error % | largest % |\n|---|---:|---:|---:|"
+        );
+        for (op, errors) in groups {
+            let sizes: Vec<f64> = errors.iter().map(|error| error.abs()).collect();
+            let largest = errors.iter().copied().max_by(|a, b| a.abs().total_cmp(&b.abs()));
+            let _ = writeln!(
+                out,
+                "| {op} | {} | {:.1} | {:+.1} |",
+                errors.len(),
+                quantile(&sizes, 0.5),
+                largest.unwrap_or_default()
+            );
+        }
+        let _ = writeln!(
+            out,
+            "\n| device | op | params | reference us | predicted us | 80 % interval | error % |\n|---|---|---|---:|---:|---:|---:|"
+        );
+        for row in of {
+            let interval = row
+                .interval_us
+                .map_or_else(|| "–".to_owned(), |(low, high)| format!("{low:.1} to {high:.1}"));
+            let _ = writeln!(
+                out,
+                "| {} | {} | {} | {:.1} | {:.1} | {interval} | {:+.1} |",
+                row.device, row.op, row.params, row.reference_us, row.predicted_us, row.error_pct
+            );
+        }
+        out.push('\n');
+    }
+    let _ = writeln!(
+        out,
+        "Speedups that the paper prints, from the sums of the stages above:\n\n| ratio of times | published | predicted | error % |\n|---|---:|---:|---:|"
+    );
+    for ratio in never_fitted::ratios(rows) {
+        let _ = writeln!(
+            out,
+            "| {} | {:.2} | {:.2} | {:+.1} |",
+            ratio.name, ratio.published, ratio.predicted, ratio.error_pct
+        );
+    }
+    out.push('\n');
 }
 
 /// Every family on every device.

@@ -70,6 +70,10 @@ pub struct ChipTime {
     pub chip: String,
     /// Time of the plan, in microseconds.
     pub total_us: f64,
+    /// Lower end of its 80 % interval, in microseconds; absent where nothing comparable was measured.
+    pub low_us: Option<f64>,
+    /// Upper end, in microseconds.
+    pub high_us: Option<f64>,
     /// What binds its longest launch.
     pub bound: Bound,
 }

@@ -2,15 +2,16 @@
 
 use std::sync::OnceLock;
 
+use super::run::lower_with;
 use crate::coefficients::Coefficient;
 use crate::dtype::Dtype;
 use crate::graph::Precision;
 use crate::hardware::{Architecture, Chip};
 use crate::kernels::library::{self, Case, CaseError, Formats, Launch, Params, Recurrent};
-use crate::kernels::{Group, Implementation, Kernel, Plan, Program, Transfer, lower};
+use crate::kernels::{Group, Implementation, Kernel, OpKind, Plan, Program, Transfer};
 use crate::layer::{DecayGate, GramVariant, InitialState, InverseVariant, Layer, StateFormat};
-use crate::mechanisms::{self, Granularity, LayerGraph, Mechanism, gram_variants};
-use crate::workload;
+use crate::mechanisms::{self, Granularity, Mechanism, gram_variants};
+use crate::workload::{self, Workload};
 use crate::{config::suggestion, graph::Stage};
 
 /// Chunk of the kernels of flash-linear-attention and of Tokamax KDA.
@@ -19,13 +20,19 @@ const CHUNK: u64 = 64;
 const FUSED_WRAPPER_KERNELS: u64 = 36;
 /// Largest chunk of the fused kernel, and the largest where it has at least 64 value heads. Source: its code.
 const FUSED_CHUNKS: [u64; 2] = [128, 64];
+/// Heads of a chunk that interleave in the fused kernel, at most; more follow in further groups. Source: measured prefills of 2048 tokens take 98, 144, 296 and 664 us
+/// for 8, 16, 32 and 64 value heads, so that the chain of the inverse is paid again from 16 heads on.
+const FUSED_HEADS: u64 = 16;
+/// Rows of a block of the substitution of the fused kernel; blocks past the end of a sequence are skipped. Source: measured prefills of 64 tokens in tiles of 128.
+const FUSED_BLOCK: u64 = 16;
 /// Largest extent of a layer that a case may ask for.
 const LARGEST_EXTENT: u64 = 1 << 24;
 
 /// The launches of one call of `op` on `chip`.
 ///
 /// Besides the operations of the library: `MECHANISM_chunk` (the forward pass of a prefill, split as Tokamax does on a TPU and as flash-linear-attention does on
-/// a GPU), `MECHANISM_decode` (one token per sequence), `gdn_fused` (convolution and GDN in one kernel).
+/// a GPU), `MECHANISM_decode` (one token per sequence), `gdn_fused` (convolution and GDN in one kernel), `WORKLOAD_layer_stage` (a row of the stage table of a
+/// shipped workload) and `WORKLOAD_core` (the kernel of its core).
 ///
 /// # Errors
 /// [`CaseError`]: what the case asks for is not known, or does not fit.
@@ -42,6 +49,10 @@ pub fn launches(op: &str, params: &Params, formats: Formats, chip: &Chip) -> Res
         chunk(&case, mechanism(op, name)?, Some(DecayGate::Bounded))?
     } else if let Some(name) = op.strip_suffix("_chunk") {
         chunk(&case, mechanism(op, name)?, None)?
+    } else if let Some(name) = op.strip_suffix("_layer_stage") {
+        layer_stage(&case, name)?
+    } else if let Some(name) = op.strip_suffix("_core") {
+        core_kernel(&case, name)?
     } else if op.ends_with("_chunk_bwd") {
         return Err(CaseError::Unsupported(format!(
             "`{op}`: the backward pass of the mechanisms is not built"
@@ -52,6 +63,18 @@ pub fn launches(op: &str, params: &Params, formats: Formats, chip: &Chip) -> Res
     };
     case.finish()?;
     Ok(launches)
+}
+
+/// The mechanism whose prefill or decoding an operation is; none for operations of the library.
+#[must_use]
+pub fn mechanism_of(op: &str) -> Option<&'static Mechanism> {
+    if library::knows(op) {
+        return None;
+    }
+    let name = ["_decode", "_chunk_safe", "_chunk"]
+        .iter()
+        .find_map(|tail| op.strip_suffix(tail))?;
+    mechanism(op, name).ok()
 }
 
 /// The mechanism that measurement files call `name`.
@@ -192,18 +215,33 @@ impl Sizes {
 
 /// Kernels of the groups of a plan that `keep` picks.
 fn kernels(
+    chip: &Chip,
     layer: &Layer,
     plan: &str,
     program: Program,
     keep: impl Fn(&Group) -> bool,
 ) -> Result<Vec<Kernel>, CaseError> {
-    let LayerGraph { graph, core } = mechanisms::build(layer)
-        .map_err(|error| CaseError::Unsupported(format!("cannot build the graph: {error}")))?;
     let mut plan =
         Plan::named(plan, program).ok_or_else(|| CaseError::Unsupported(format!("no plan `{plan}`")))?;
     plan.groups.retain(keep);
-    let padding = 1.0 - layer.tokens as f64 / layer.padded_tokens() as f64;
-    Ok(lower(&graph, &plan, core.value, padding))
+    // The fused convolution and GDN kernel rounds its own output.
+    lowered(
+        layer,
+        &plan,
+        chip.architecture == Architecture::Tpu && plan.name != "fused",
+    )
+}
+
+/// Kernels of a plan of a layer, cut and rounded the way XLA compiles them for a TPU where `compiled`.
+fn lowered(layer: &Layer, plan: &Plan, compiled: bool) -> Result<Vec<Kernel>, CaseError> {
+    lower_with(layer, |lowerer| {
+        if compiled {
+            lowerer.lower_compiled(plan)
+        } else {
+            lowerer.lower(plan)
+        }
+    })
+    .map_err(|error| CaseError::Unsupported(format!("cannot build the graph: {error}")))
 }
 
 /// Whether a group lies between the gates and the output: what a call of the core does.
@@ -245,6 +283,10 @@ fn chunk(
     if case.chip.architecture == Architecture::Tpu {
         return on_tpu(case, sizes, layer, delta);
     }
+    // Products of bf16 operands, the state among them, summed in f32. A program works on one value head and fetches its keys itself; the level-2 cache serves
+    // the repeats of value heads that share keys, at about the rate of device memory.
+    layer.state_precision = Precision::Default;
+    layer.key_heads = layer.value_heads;
     let granularity = (mechanism.granularity)(&layer);
     let by_channel = granularity == Granularity::Channel;
     if by_channel && gram_variants(granularity).contains(&GramVariant::PivotCausal) && mechanism.uses("gram")
@@ -261,7 +303,14 @@ fn chunk(
     if delta {
         launches.extend(around(case, sizes, by_channel)?);
     }
-    launches.extend(kernels(&layer, plan, one, in_core)?.into_iter().map(Launch::from));
+    let core = kernels(case.chip, &layer, plan, one, in_core)?;
+    launches.extend(
+        core.into_iter()
+            .map(|kernel| in_tiles(kernel, sizes, granularity, case.formats.a).into()),
+    );
+    if by_channel && delta {
+        decayed_keys(sizes, case.formats.a, &mut launches);
+    }
     if by_channel {
         below_the_diagonal(sizes, case.formats.a, &mut launches)?;
     } else if !delta {
@@ -297,7 +346,7 @@ fn chunk(
 /// Heads that a program of Tokamax KDA works on side by side, at most. Source: its code, which takes as many as fit into its VMEM budget.
 const TOKAMAX_HEADS: u64 = 16;
 
-/// The two kernels of Tokamax KDA for a delta rule: products with the f32 state in six passes, an inverse by block products of 8 rows at default precision. Its operands
+/// The two kernels of Tokamax KDA for a delta rule: products of the scan in six passes, an inverse by block products of 8 rows at default precision. Its operands
 /// stand by head, so queries, keys, values and decays are copied into that layout and the output out of it. Mechanisms without a solve have no such kernels; their stages run one by one.
 fn on_tpu(case: &Case<'_>, sizes: Sizes, mut layer: Layer, delta: bool) -> Result<Vec<Launch>, CaseError> {
     let program = Program {
@@ -305,7 +354,7 @@ fn on_tpu(case: &Case<'_>, sizes: Sizes, mut layer: Layer, delta: bool) -> Resul
         chunks: 1,
     };
     if !delta {
-        let launches = kernels(&layer, "unfused", program, in_core)?;
+        let launches = kernels(case.chip, &layer, "unfused", program, in_core)?;
         return Ok(launches.into_iter().map(Launch::from).collect());
     }
     layer.state_precision = Precision::Highest;
@@ -325,12 +374,21 @@ fn on_tpu(case: &Case<'_>, sizes: Sizes, mut layer: Layer, delta: bool) -> Resul
     if (layer.mechanism.granularity)(&layer) == Granularity::Channel {
         launches.push(copy("decays by head", keys)?);
     }
-    launches.extend(
-        kernels(&layer, "tokamax", program, in_core)?
-            .into_iter()
-            .map(Launch::from),
-    );
-    launches.push(copy("output by token", values)?);
+    let mut core = kernels(case.chip, &layer, "tokamax", program, in_core)?;
+    for op in core.iter_mut().flat_map(|kernel| &mut kernel.ops) {
+        // The update of the state takes f32 operands and six passes like the read in the scan; the output reads it at the default precision.
+        if let OpKind::Product { dtype, passes, .. } = &mut op.kind {
+            match op.stage {
+                Stage::StateScan => (*dtype, *passes) = (Dtype::F32, Precision::Highest.passes()),
+                Stage::Output => *passes = Precision::Default.passes(),
+                _ => {}
+            }
+        }
+    }
+    launches.extend(core.into_iter().map(Launch::from));
+    // The second kernel returns f32; the copy rounds.
+    let sums = values / case.bytes() as f64 * Dtype::F32.bytes() as f64;
+    launches.push(library::stream("copy", "output by token", [sums, values], case.formats.a)?.into());
     Ok(launches)
 }
 
@@ -374,22 +432,184 @@ fn below_the_diagonal(sizes: Sizes, activations: Dtype, launches: &mut Vec<Launc
     Ok(())
 }
 
-/// What flash-linear-attention does around a delta rule: queries and keys to unit length, the chunk matrices set to zero.
+/// Channels of the tiles in which the kernels of flash-linear-attention move rows of tokens and of states.
+const FLA_TILE: u64 = 64;
+
+/// What the kernels of flash-linear-attention have in common: tiles of [`FLA_TILE`] channels, states of chunks in the format of the keys, and a loop over chunks
+/// that fetches its operands ahead but not the decays at the end of a chunk, one load for every tile of key channels.
+fn in_tiles(mut kernel: Kernel, sizes: Sizes, granularity: Granularity, activations: Dtype) -> Kernel {
+    if kernel.label == Stage::Gates.name() {
+        return kernel;
+    }
+    kernel.implementation.tile_columns = Some(FLA_TILE);
+    let states = sizes.batch * sizes.value_heads * sizes.key_dim * sizes.value_dim;
+    let of_chunks = sizes.tokens.div_ceil(sizes.chunk) * states * Dtype::F32.bytes();
+    for transfer in kernel.reads.iter_mut().chain(&mut kernel.writes) {
+        if transfer.bytes == of_chunks && transfer.dtype == Dtype::F32 && kernel_of_states(&kernel.label) {
+            transfer.bytes = of_chunks / Dtype::F32.bytes() * activations.bytes();
+            transfer.dtype = activations;
+        }
+    }
+    if kernel.label == Stage::StateScan.name() {
+        kernel.implementation.exposed_loads = match granularity {
+            Granularity::None => 0.0,
+            Granularity::Scalar => 1.0,
+            Granularity::Tiles(_) | Granularity::Channel => sizes.key_dim.div_ceil(FLA_TILE) as f64,
+        };
+    }
+    kernel
+}
+
+/// Whether a row of a plan writes or reads the states of the chunks.
+fn kernel_of_states(label: &str) -> bool {
+    [Stage::StateScan.name(), Stage::Output.name()].contains(&label)
+}
+
+/// With a decay per channel the launch of the WY factors does what the state scan would do before its loop, and writes the keys as the scan takes them, decayed to the end of
+/// their chunk. Of the decays the scan reads those at the end of every chunk.
+fn decayed_keys(sizes: Sizes, activations: Dtype, launches: &mut [Launch]) {
+    let Some(scan) = launches
+        .iter_mut()
+        .find(|launch| launch.kernel.label == Stage::StateScan.name())
+    else {
+        return;
+    };
+    let decays = sizes.batch * sizes.tokens * sizes.value_heads * sizes.key_dim * Dtype::F32.bytes();
+    for read in &mut scan.kernel.reads {
+        if read.bytes == decays && read.dtype == Dtype::F32 {
+            read.bytes = decays / sizes.chunk;
+        }
+    }
+    let prepared = scan.kernel.split_preparation();
+    let written = Transfer {
+        name: "keys decayed to the end of the chunk".to_owned(),
+        bytes: sizes.batch * sizes.tokens * sizes.value_heads * sizes.key_dim * activations.bytes(),
+        dtype: activations,
+        columns: None,
+    };
+    launches
+        .iter_mut()
+        .filter(|launch| launch.kernel.label == Stage::WyFactors.name())
+        .for_each(|launch| {
+            launch.kernel.append(prepared.clone());
+            launch.kernel.writes.push(written.clone());
+        });
+}
+
+/// What flash-linear-attention does around a delta rule: queries and keys to unit length, the chunk matrices set to zero. With a decay per channel there are two of those,
+/// one of them in f32.
 fn around(case: &Case<'_>, sizes: Sizes, by_channel: bool) -> Result<Vec<Launch>, CaseError> {
     let rows = sizes.batch as f64 * sizes.tokens as f64 * sizes.key_heads as f64;
     let keys = rows * sizes.key_dim as f64 * case.bytes() as f64;
-    let matrix =
-        sizes.batch as f64 * (sizes.tokens * sizes.value_heads * sizes.chunk) as f64 * case.bytes() as f64;
-    Ok(vec![
-        Launch {
-            kernel: library::stream("l2norm", "unit length", [keys, keys], case.formats.a)?,
-            times: 2,
-        },
-        Launch {
-            kernel: library::stream("fill", "chunk matrix to zero", [0.0, matrix], case.formats.a)?,
-            times: if by_channel { 2 } else { 1 },
-        },
-    ])
+    let matrix = sizes.batch as f64 * (sizes.tokens * sizes.value_heads * sizes.chunk) as f64;
+    let mut launches = vec![Launch {
+        kernel: library::stream("l2norm", "unit length", [keys, keys], case.formats.a)?,
+        times: 2,
+    }];
+    let fill = |dtype: Dtype| {
+        let bytes = matrix * dtype.bytes() as f64;
+        library::stream("fill", "chunk matrix to zero", [0.0, bytes], dtype).map(Launch::from)
+    };
+    launches.push(fill(case.formats.a)?);
+    if by_channel {
+        launches.push(fill(Dtype::F32)?);
+    }
+    Ok(launches)
+}
+
+/// The shipped workload that an operation is named after.
+fn shipped_workload(case: &Case<'_>, name: &str) -> Result<Workload, CaseError> {
+    if !workload::shipped().contains(&name) {
+        return Err(CaseError::Op {
+            op: case.op.to_owned(),
+            hint: format!(
+                "no shipped workload `{name}`; {}",
+                suggestion(name, &workload::shipped(), "workloads")
+            ),
+        });
+    }
+    workload::load::<&str>(name, &[])
+        .map(|(workload, _)| workload)
+        .map_err(|error| CaseError::Unsupported(error.to_string()))
+}
+
+/// The launches of some groups of a plan of a workload.
+fn launches_of(chip: &Chip, workload: &Workload, plan: &Plan) -> Result<Vec<Launch>, CaseError> {
+    let kernels = lowered(&workload.layer, plan, chip.architecture == Architecture::Tpu)?;
+    Ok(kernels.into_iter().map(Launch::from).collect())
+}
+
+/// The plan of a workload that a case names.
+fn plan_of(workload: &Workload, name: &str) -> Result<Plan, CaseError> {
+    let plan = workload.plans.iter().find(|plan| plan.name == name);
+    plan.cloned().ok_or_else(|| CaseError::Value {
+        parameter: "plan".to_owned(),
+        expected: crate::config::listed(workload.plans.iter().map(|plan| plan.name.as_str())),
+        found: name.to_owned(),
+    })
+}
+
+/// `WORKLOAD_layer_stage`: the row `stage` of the plan `plan`.
+fn layer_stage(case: &Case<'_>, name: &str) -> Result<Vec<Launch>, CaseError> {
+    let workload = shipped_workload(case, name)?;
+    let stage = case.text("stage").unwrap_or_default();
+    let plan = plan_of(&workload, case.text("plan").unwrap_or("unfused"))?;
+    let mut launches = launches_of(case.chip, &workload, &plan)?;
+    let labels = crate::config::listed(launches.iter().map(|launch| launch.kernel.label.as_str()));
+    launches.retain(|launch| launch.kernel.label == stage);
+    if launches.is_empty() {
+        return Err(CaseError::Value {
+            parameter: "stage".to_owned(),
+            expected: labels,
+            found: stage.to_owned(),
+        });
+    }
+    Ok(launches)
+}
+
+/// `WORKLOAD_core`: gates to output of a shipped workload. `impl=tokamax` is the two kernels of Tokamax, anything else one kernel with the state on chip.
+fn core_kernel(case: &Case<'_>, name: &str) -> Result<Vec<Launch>, CaseError> {
+    let workload = shipped_workload(case, name)?;
+    let layer = &workload.layer;
+    if let Some(pass @ ("backward" | "forward_backward" | "forward_backward_second")) = case.text("pass") {
+        return Err(CaseError::Unsupported(format!(
+            "`{}` of the {pass} pass: the backward pass of the mechanisms is not built",
+            case.op
+        )));
+    }
+    if case.text("regime") == Some("iso_controls") {
+        return Err(CaseError::Unsupported(format!(
+            "`{}`: the sizes of the regime `iso_controls` are not printed",
+            case.op
+        )));
+    }
+    let state = case.text("state");
+    if let Some(state) = state.filter(|state| *state != layer.state.name()) {
+        return Err(CaseError::Value {
+            parameter: "state".to_owned(),
+            expected: format!("`{}`, the state of the workload `{name}`", layer.state.name()),
+            found: state.to_owned(),
+        });
+    }
+    if case.word("impl", &["one", "maxtext", "tokamax"])? == "tokamax" {
+        let sizes = Sizes {
+            batch: layer.batch as u64,
+            tokens: layer.tokens as u64,
+            key_heads: layer.key_heads as u64,
+            value_heads: layer.value_heads as u64,
+            key_dim: layer.key_dim as u64,
+            value_dim: layer.value_dim as u64,
+            chunk: layer.chunk as u64,
+        };
+        let of_call = sizes.layer(layer, case.formats.a)?;
+        return on_tpu(case, sizes, of_call, layer.mechanism.uses("inverse"));
+    }
+    let mut plan = plan_of(&workload, "fused")?;
+    plan.groups.retain(|group| group.holds(Stage::StateScan));
+    for group in &mut plan.groups {
+        group.first = Stage::Gates;
+    }
+    launches_of(case.chip, &workload, &plan)
 }
 
 /// `MECHANISM_decode`.
@@ -406,7 +626,12 @@ fn decode(case: &Case<'_>, mechanism: &'static Mechanism) -> Result<Vec<Launch>,
         Granularity::Tiles(tiles) => tiles as u64,
         Granularity::Channel => sizes.key_dim,
     };
-    let kernel = library::decode(
+    let form = (!case.tpu()).then(|| DecodeForm::of(mechanism, &layer));
+    let implementation = Implementation {
+        tile_columns: form.map(|form| form.columns),
+        ..Implementation::default()
+    };
+    let mut kernel = library::decode(
         case.chip,
         Recurrent {
             tokens: sizes.batch * sizes.tokens,
@@ -419,9 +644,70 @@ fn decode(case: &Case<'_>, mechanism: &'static Mechanism) -> Result<Vec<Launch>,
             states_per_program: if case.tpu() { sizes.value_heads } else { 1 },
         },
         case.formats.a,
-        Implementation::default(),
+        implementation,
     )?;
-    Ok(vec![kernel.into()])
+    let outputs = (sizes.batch * sizes.tokens * sizes.value_heads * sizes.value_dim) as f64;
+    let output = outputs * case.bytes() as f64;
+    let Some(form) = form else {
+        return Ok(vec![kernel.into()]);
+    };
+    let mut launches = Vec::new();
+    if form.zeroed_output {
+        launches.push(library::stream("fill", "output to zero", [0.0, output], case.formats.a)?.into());
+    }
+    let Some(rows) = form.key_rows else {
+        launches.push(kernel.into());
+        return Ok(launches);
+    };
+    // Every tile of key channels has its own sum of the output, in f32; two small kernels add and round them.
+    let sums = outputs * 4.0;
+    let parts = sizes.key_dim.div_ceil(rows) as f64;
+    kernel.writes.push(Transfer {
+        name: "sums of the output".to_owned(),
+        bytes: (parts * sums) as u64,
+        dtype: Dtype::F32,
+        columns: None,
+    });
+    launches.push(kernel.into());
+    launches.push(
+        library::stream(
+            "sum",
+            "output over the key tiles",
+            [parts * sums, sums],
+            Dtype::F32,
+        )?
+        .into(),
+    );
+    launches.push(library::stream("round", "output", [sums, output], case.formats.a)?.into());
+    Ok(launches)
+}
+
+/// How a decode kernel of flash-linear-attention cuts a state into programs. Source: its code.
+#[derive(Debug, Clone, Copy)]
+struct DecodeForm {
+    /// Value columns of a program.
+    columns: u64,
+    /// Key channels of a program where those are split too.
+    key_rows: Option<u64>,
+    /// Whether a launch sets the output to zero first.
+    zeroed_output: bool,
+}
+
+impl DecodeForm {
+    fn of(mechanism: &Mechanism, layer: &Layer) -> Self {
+        let by_channel = (mechanism.granularity)(layer) == Granularity::Channel;
+        let (columns, key_rows) = match (mechanism.uses("inverse"), by_channel) {
+            (true, false) => (8, None),
+            (true, true) => (32, None),
+            (false, true) => (32, Some(32)),
+            (false, false) => (64, Some(64)),
+        };
+        DecodeForm {
+            columns: columns.min(layer.value_dim as u64),
+            key_rows: key_rows.map(|rows: u64| rows.min(layer.key_dim as u64)),
+            zeroed_output: mechanism.uses("inverse") && by_channel,
+        }
+    }
 }
 
 /// `gdn_fused`: convolution and GDN in one TPU kernel; decoding where there are as many tokens as sequences, else chunks of every sequence. Around
@@ -481,26 +767,42 @@ fn fused(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
         )?;
         launches.push(kernel.into());
     }
+    let chunk = mixed_tile.min(FUSED_CHUNKS[usize::from(value_heads >= 64)]);
     for (length, count) in lengths.into_iter().filter(|(length, _)| *length > 1) {
-        let sizes = Sizes {
-            batch: count,
-            tokens: length,
-            key_heads,
-            value_heads,
-            key_dim,
-            value_dim,
-            chunk: mixed_tile.min(FUSED_CHUNKS[usize::from(value_heads >= 64)]),
-        };
-        let mut layer = sizes.layer(usual_layer(mechanism(case.op, "gdn")?)?, case.formats.a)?;
-        layer.initial_state = InitialState::Given;
-        layer.conv_width = conv.min(length) as usize;
-        // All heads of a chunk in one program.
-        let program = Program {
-            heads: value_heads,
-            chunks: 1,
-        };
-        let kernels = kernels(&layer, "fused", program, |group| group.holds(Stage::StateScan))?;
-        launches.extend(kernels.into_iter().map(Launch::from));
+        // Whole chunks, and what is left of the sequence in a chunk of as many blocks of rows as it needs.
+        let whole = length / chunk * chunk;
+        let rest = length - whole;
+        let mut around = case.coefficient(Coefficient::PrefillSequence);
+        for (tokens, chunk) in [(whole, chunk), (rest, rest.next_multiple_of(FUSED_BLOCK))] {
+            if tokens == 0 {
+                continue;
+            }
+            let sizes = Sizes {
+                batch: count,
+                tokens,
+                key_heads,
+                value_heads,
+                key_dim,
+                value_dim,
+                chunk,
+            };
+            let mut layer = sizes.layer(usual_layer(mechanism(case.op, "gdn")?)?, case.formats.a)?;
+            layer.initial_state = InitialState::Given;
+            layer.conv_width = conv.min(length) as usize;
+            let program = Program {
+                heads: value_heads.min(FUSED_HEADS),
+                chunks: 1,
+            };
+            let core = |group: &Group| group.holds(Stage::StateScan);
+            let mut kernels = kernels(case.chip, &layer, "fused", program, core)?;
+            for kernel in &mut kernels {
+                // Nothing of a sequence is fetched before the one before it is done, and its states leave before the next begins.
+                let programs = value_heads.div_ceil(program.heads) * kernel.grid.sequential;
+                kernel.implementation.program_cycles = around / programs.max(1) as f64;
+            }
+            around = 0.0;
+            launches.extend(kernels.into_iter().map(Launch::from));
+        }
     }
     Ok(launches)
 }

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::calls;
 use crate::config::{ConfigError, suggestion};
-use crate::hardware::{self, Architecture, Calibration, Chip};
+use crate::hardware::{self, Architecture, Calibration, Chip, Interval};
 use crate::kernels::library::{CaseError, Formats, Launch, Params};
 use crate::measurements::{Row, Table};
 use crate::report::result::Bound;
@@ -19,7 +19,7 @@ pub struct Prediction {
     /// All launches of the call, in microseconds; with the host's share where the case says that it was timed by the wall clock.
     pub predicted_us: f64,
     /// The 80 % interval of it, where residuals of comparable cases exist.
-    pub interval_us: Option<(f64, f64)>,
+    pub interval: Option<Interval>,
     /// What binds most of that time.
     pub bound: Bound,
     /// What a roofline of the same launches says: matrix work at the peak or transfers at the published bandwidth, whichever takes longer, in microseconds.
@@ -50,39 +50,101 @@ pub struct TimedLaunch {
 /// Chips by device and cores.
 pub type Chips = BTreeMap<(String, Option<u32>), Result<Chip, String>>;
 
-/// Every chip of a table once, calibrated.
-pub fn chips<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Chips {
-    chips_by(rows, |name| Ok(hardware::load(name)?.0))
+/// What a device column may name besides the shipped chips: hardware files, each under the name of the file.
+#[derive(Debug, Clone, Default)]
+pub struct ChipFiles {
+    paths: BTreeMap<String, String>,
 }
 
-/// As [`chips`], with another way to load a shipped chip.
+impl ChipFiles {
+    /// Shipped names or paths of hardware files, all of them checked with the calibration in use.
+    ///
+    /// # Errors
+    /// A file that does not load or whose text is not the one it was calibrated with, and two files of the same name.
+    pub fn new<S: AsRef<str>>(names_or_paths: &[S]) -> Result<Self, ConfigError> {
+        Self::checked(names_or_paths, |path| hardware::load(path).map(|_| ()))
+    }
+
+    /// As [`ChipFiles::new`], for files that are to be calibrated: what was fitted to them before does not matter.
+    ///
+    /// # Errors
+    /// A file that does not load, and two files of the same name.
+    pub fn uncalibrated<S: AsRef<str>>(names_or_paths: &[S]) -> Result<Self, ConfigError> {
+        Self::checked(names_or_paths, |path| {
+            hardware::load_uncalibrated(path).map(|_| ())
+        })
+    }
+
+    fn checked<S: AsRef<str>>(
+        names_or_paths: &[S],
+        check: impl Fn(&str) -> Result<(), ConfigError>,
+    ) -> Result<Self, ConfigError> {
+        let mut paths: BTreeMap<String, String> = BTreeMap::new();
+        for path in names_or_paths.iter().map(AsRef::as_ref) {
+            check(path)?;
+            let name = hardware::name_of(path);
+            if let Some(other) = paths.insert(name.to_owned(), path.to_owned()) {
+                return Err(ConfigError::argument(format!(
+                    "`{other}` and `{path}` are both called `{name}`"
+                )));
+            }
+        }
+        Ok(ChipFiles { paths })
+    }
+
+    /// The shipped name or the path that a device leads to.
+    fn find<'a>(&'a self, device: &'a str) -> Result<&'a str, String> {
+        if let Some(path) = self.paths.get(device) {
+            return Ok(path);
+        }
+        let mut known = hardware::shipped();
+        if known.contains(&device) {
+            return Ok(device);
+        }
+        known.extend(self.paths.keys().map(String::as_str));
+        let tail = suggestion(device, &known, "known");
+        Err(format!("unknown device `{device}`; {tail}"))
+    }
+}
+
+/// Every chip of a table once, calibrated.
+pub fn chips<'a>(rows: impl IntoIterator<Item = &'a Row>, files: &ChipFiles) -> Chips {
+    chips_by(rows, files, |name| Ok(hardware::load(name)?.0))
+}
+
+/// As [`chips`], with another way to load a shipped chip or a file.
 pub fn chips_by<'a>(
     rows: impl IntoIterator<Item = &'a Row>,
+    files: &ChipFiles,
     load: impl Fn(&str) -> Result<Chip, ConfigError>,
 ) -> Chips {
     let mut chips = Chips::new();
     for row in rows {
-        chips
-            .entry((row.device.clone(), row.cores))
-            .or_insert_with(|| chip(&row.device, row.cores, &load));
+        chips.entry((row.device.clone(), row.cores)).or_insert_with(|| {
+            files
+                .find(&row.device)
+                .and_then(|path| chip(path, row.cores, &load))
+        });
     }
     chips
 }
 
 /// Times every row of a table, in its order; a row that cannot be timed says why. `calibration` gives the intervals.
 #[must_use]
-pub fn predict(table: &Table, calibration: &Calibration) -> Vec<Result<Prediction, String>> {
-    let chips = chips(&table.rows);
+pub fn predict(
+    table: &Table,
+    files: &ChipFiles,
+    calibration: &Calibration,
+) -> Vec<Result<Prediction, String>> {
+    let chips = chips(&table.rows, files);
     table
         .rows
         .par_iter()
         .map(|row| match chips.get(&(row.device.clone(), row.cores)) {
             Some(Ok(chip)) => case(row, chip).map(|prediction| {
-                let interval = calibration.interval(&prediction.family, chip);
+                let interval = calibration.interval(&prediction.family, chip, prediction.predicted_us);
                 Prediction {
-                    interval_us: interval.map(|(low, high, _)| {
-                        (low * prediction.predicted_us, high * prediction.predicted_us)
-                    }),
+                    interval,
                     ..prediction
                 }
             }),
@@ -97,10 +159,6 @@ fn chip(
     cores: Option<u32>,
     load: impl Fn(&str) -> Result<Chip, ConfigError>,
 ) -> Result<Chip, String> {
-    if !hardware::shipped().contains(&device) {
-        let tail = suggestion(device, &hardware::shipped(), "shipped");
-        return Err(format!("unknown device `{device}`; {tail}"));
-    }
     let chip = load(device).map_err(|error| error.to_string())?;
     match cores {
         Some(cores) => chip.with_cores(cores).map_err(|error| error.to_string()),
@@ -162,7 +220,7 @@ fn time(row: &Row, chip: &Chip) -> Result<Prediction, CaseError> {
     match bound {
         Some((&bound, _)) if predicted_us.is_finite() && predicted_us > 0.0 => Ok(Prediction {
             predicted_us,
-            interval_us: None,
+            interval: None,
             bound,
             roofline_us: roofline_us(launches, chip),
             family: family(&row.op, chip.architecture),
@@ -235,7 +293,9 @@ pub fn family(op: &str, architecture: Architecture) -> String {
         "gdn_fused" => "fused GDN",
         "gdn_recurrent_xla" => "recurrent loop",
         _ if op.ends_with("_decode") => "linear attention decode",
-        _ if op.contains("_chunk") => "linear attention",
+        _ if op.contains("_chunk") || op.ends_with("_core") || op.ends_with("_layer_stage") => {
+            "linear attention"
+        }
         _ => "elementwise",
     };
     match architecture {

@@ -1,13 +1,13 @@
 //! `run`: one workload, all its plans, on several chips.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::predict;
 use crate::config::{ConfigError, Document};
 use crate::dtype::Dtype;
 use crate::graph::{BuildError, Stage};
-use crate::hardware::{self, Architecture, Chip, Kind};
-use crate::kernels::{Kernel, Plan, lower_plans};
+use crate::hardware::{self, Architecture, Calibration, Chip, Evidence, Interval, Kind};
+use crate::kernels::{Kernel, Lowerer, Plan};
 use crate::layer::{Layer, Pass};
 use crate::mechanisms::{self, LayerGraph};
 use crate::report::result::{
@@ -84,23 +84,26 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
     let mut chips = Vec::new();
     for (chip, _) in request.chips {
         let mut plans = Vec::new();
-        for (plan, kernels) in &lowered {
+        for lowered in &lowered {
             let reference = baseline.as_ref().and_then(|(_, plans)| {
                 plans
                     .iter()
-                    .find(|(candidate, _)| candidate.name == plan.name)
-                    .map(|(_, kernels)| kernels)
+                    .find(|candidate| candidate.plan.name == lowered.plan.name)
+                    .map(|reference| reference.on(chip))
             });
             plans.push(time_plan(
                 workload,
-                plan,
-                kernels,
+                &lowered.plan,
+                lowered.on(chip),
                 reference,
-                chip,
+                Measure {
+                    chip,
+                    intervals: hardware::shipped_calibration(),
+                },
                 &mut warnings,
             )?);
         }
-        chips.push(chip_result(chip, &workload.layer, plans));
+        chips.push(chip_result(chip, plans));
     }
     let published = compare(workload, &chips);
     if let (Some(published), None) = (&workload.published, &published) {
@@ -147,16 +150,57 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
     Ok(result)
 }
 
-/// Kernels of every plan of a workload; the graph is built once.
-pub(super) fn lower_all(workload: &Workload) -> Result<Vec<(Plan, Vec<Kernel>)>, RunError> {
-    let LayerGraph { graph, core } =
-        mechanisms::build(&workload.layer).map_err(|source| RunError::Build {
-            name: workload.name.clone(),
-            source,
-        })?;
-    let padding = 1.0 - workload.layer.tokens as f64 / workload.layer.padded_tokens() as f64;
-    let kernels = lower_plans(&graph, &workload.plans, core.value, padding);
-    Ok(workload.plans.iter().cloned().zip(kernels).collect())
+/// The kernels of a plan.
+#[derive(Debug, Clone)]
+pub(super) struct LoweredPlan {
+    /// The plan.
+    pub(super) plan: Plan,
+    /// As a TPU runs it.
+    tpu: Vec<Kernel>,
+    /// As a GPU runs it.
+    gpu: Vec<Kernel>,
+}
+
+impl LoweredPlan {
+    /// The kernels on a chip, in order of execution; those of a row of the stage table have its label and stand together.
+    pub(super) fn on(&self, chip: &Chip) -> &[Kernel] {
+        match chip.architecture {
+            Architecture::Tpu => &self.tpu,
+            Architecture::Gpu => &self.gpu,
+        }
+    }
+}
+
+/// Kernels of every plan of a workload, for all architectures.
+pub(super) fn lower_all(workload: &Workload) -> Result<Vec<LoweredPlan>, RunError> {
+    lower_with(&workload.layer, |lowerer| {
+        let lowered = workload.plans.iter().map(|plan| LoweredPlan {
+            plan: plan.clone(),
+            tpu: lower_for(Architecture::Tpu, lowerer, plan),
+            gpu: lower_for(Architecture::Gpu, lowerer, plan),
+        });
+        lowered.collect()
+    })
+    .map_err(|source| RunError::Build {
+        name: workload.name.clone(),
+        source,
+    })
+}
+
+/// Builds the graph of a layer, once for whatever `lower` makes of it.
+pub(super) fn lower_with<T>(layer: &Layer, lower: impl FnOnce(&Lowerer<'_>) -> T) -> Result<T, BuildError> {
+    let LayerGraph { graph, core } = mechanisms::build(layer)?;
+    let padding = 1.0 - layer.tokens as f64 / layer.padded_tokens() as f64;
+    Ok(lower(&Lowerer::new(&graph, core.value, padding)))
+}
+
+/// Kernels of a plan as an architecture runs it. What stands around the core is compiled on a TPU; on a GPU every row is a kernel, because norms and short
+/// convolutions are kernels of libraries there.
+pub(super) fn lower_for(architecture: Architecture, lowerer: &Lowerer<'_>, plan: &Plan) -> Vec<Kernel> {
+    match architecture {
+        Architecture::Tpu => lowerer.lower_compiled(plan),
+        Architecture::Gpu => lowerer.lower(plan),
+    }
 }
 
 /// Whether a chip multiplies in the formats of a layer: f32 products are decomposed into bf16 passes, every other format
@@ -192,17 +236,44 @@ pub fn check_formats(layer: &Layer, chip: &Chip, document: &Document) -> Result<
     ))
 }
 
+/// What a plan is timed with.
+#[derive(Debug, Clone, Copy)]
+struct Measure<'a> {
+    chip: &'a Chip,
+    /// Residuals that make the intervals.
+    intervals: &'a Calibration,
+}
+
+/// Every plan of a workload on a chip as it stands, without a baseline; `intervals` gives the residuals that make the intervals.
+///
+/// # Errors
+/// As [`run`].
+pub fn plan_times(
+    workload: &Workload,
+    chip: &Chip,
+    intervals: &Calibration,
+) -> Result<Vec<PlanResult>, RunError> {
+    let measure = Measure { chip, intervals };
+    lower_all(workload)?
+        .iter()
+        .map(|lowered| {
+            let kernels = lowered.on(chip);
+            time_plan(workload, &lowered.plan, kernels, None, measure, &mut Vec::new())
+        })
+        .collect()
+}
+
 fn time_plan(
     workload: &Workload,
     plan: &Plan,
     kernels: &[Kernel],
-    baseline: Option<&Vec<Kernel>>,
-    chip: &Chip,
+    baseline: Option<&[Kernel]>,
+    Measure { chip, intervals }: Measure<'_>,
     warnings: &mut Vec<String>,
 ) -> Result<PlanResult, RunError> {
     let published = workload.published.as_ref().filter(|p| p.chip == chip.name);
     let peaks = PeakRates::of(chip);
-    let mut stages = Vec::new();
+    let mut stages: Vec<StageResult> = Vec::new();
     for kernel in kernels {
         let time = time_kernel(kernel, chip);
         let invariant = |what: String| RunError::Invariant {
@@ -223,12 +294,17 @@ fn time_plan(
                 .find(|row| row.plan == plan.name && row.stage == kernel.label)
                 .map(|row| row.time_us)
         });
-        let interval = hardware::shipped_calibration().interval(&family(kernel, &workload.layer, chip), chip);
-        stages.push(StageResult {
-            low_us: interval.map(|(low, _, _)| low * time.total_us),
-            high_us: interval.map(|(_, high, _)| high * time.total_us),
+        let interval = interval(kernel, &workload.layer, chip, time.total_us, intervals);
+        let next = StageResult {
+            low_us: interval.map(|interval| interval.low_us),
+            high_us: interval.map(|interval| interval.high_us),
+            interval_from: interval.map(|interval| interval.evidence),
             ..stage_result(kernel, &time, published_us)
-        });
+        };
+        match stages.last_mut() {
+            Some(row) if row.stage == next.stage => *row = joined(row, &next),
+            _ => stages.push(next),
+        }
     }
     let total_us: f64 = stages.iter().map(|s| s.time_us).sum();
     let baseline_us =
@@ -249,6 +325,18 @@ fn time_plan(
         published_us,
         stages,
     })
+}
+
+/// The 80 % interval of the time of a launch of a layer.
+#[must_use]
+pub fn interval(
+    kernel: &Kernel,
+    layer: &Layer,
+    chip: &Chip,
+    time_us: f64,
+    calibration: &Calibration,
+) -> Option<Interval> {
+    calibration.interval(&family(kernel, layer, chip), chip, time_us)
 }
 
 /// Family of measured kernels that a launch of a layer is closest to: its residuals make the interval.
@@ -342,6 +430,7 @@ fn stage_result(kernel: &Kernel, time: &KernelTime, published_us: Option<f64>) -
         time_us: time.total_us,
         low_us: None,
         high_us: None,
+        interval_from: None,
         bound: time.bound,
         next_bound: time.next_bound,
         mxu_us: time.mxu_us,
@@ -365,6 +454,59 @@ fn stage_result(kernel: &Kernel, time: &KernelTime, published_us: Option<f64>) -
         grid_parallel: time.grid_parallel,
         grid_sequential: kernel.grid.sequential,
         published_us,
+    }
+}
+
+/// A row of two kernels, one after the other. What cannot be added up is that of the longer one.
+fn joined(first: &StageResult, second: &StageResult) -> StageResult {
+    let longer = if second.time_us > first.time_us {
+        second
+    } else {
+        first
+    };
+    let time_us = first.time_us + second.time_us;
+    let sum = |of: fn(&StageResult) -> f64| of(first) + of(second);
+    let share = |of: fn(&StageResult) -> f64| (sum(of) / time_us).min(1.0);
+    let both = |a: Option<f64>, b: Option<f64>| Some(a? + b?);
+    let mxu_us = sum(|row| row.mxu_us);
+    StageResult {
+        stage: first.stage.clone(),
+        title: first.title.clone(),
+        time_us,
+        low_us: both(first.low_us, second.low_us),
+        high_us: both(first.high_us, second.high_us),
+        // The weaker of both.
+        interval_from: first
+            .interval_from
+            .zip(second.interval_from)
+            .map(|(a, b)| a.max(b)),
+        bound: longer.bound,
+        next_bound: longer.next_bound,
+        mxu_us,
+        vpu_us: sum(|row| row.vpu_us),
+        transcendental_us: sum(|row| row.transcendental_us),
+        cross_lane_us: sum(|row| row.cross_lane_us),
+        hbm_us: sum(|row| row.hbm_us),
+        latency_us: sum(|row| row.latency_us),
+        launch_us: sum(|row| row.launch_us),
+        flops: first.flops + second.flops,
+        vector_ops: first.vector_ops + second.vector_ops,
+        transcendentals: first.transcendentals + second.transcendentals,
+        hbm_bytes: first.hbm_bytes + second.hbm_bytes,
+        mxu_busy: share(|row| row.mxu_us),
+        vpu_busy: share(|row| row.vpu_us),
+        hbm_busy: share(|row| row.hbm_us),
+        mxu_lane: if mxu_us > 0.0 {
+            sum(|row| row.mxu_lane * row.mxu_us) / mxu_us
+        } else {
+            0.0
+        },
+        mxu_achieved: sum(|row| row.mxu_achieved * row.time_us) / time_us,
+        padding: first.padding.max(second.padding),
+        vmem_bytes: first.vmem_bytes.max(second.vmem_bytes),
+        grid_parallel: longer.grid_parallel,
+        grid_sequential: longer.grid_sequential,
+        published_us: first.published_us,
     }
 }
 
@@ -393,7 +535,7 @@ fn warning(remark: &Remark, chip: &Chip, plan: &Plan, kernel: &Kernel) -> String
     }
 }
 
-fn chip_result(chip: &Chip, layer: &Layer, plans: Vec<PlanResult>) -> ChipResult {
+fn chip_result(chip: &Chip, plans: Vec<PlanResult>) -> ChipResult {
     let mut matrix: Vec<Roof> = chip
         .matrix_unit
         .rows_per_cycle
@@ -438,13 +580,13 @@ fn chip_result(chip: &Chip, layer: &Layer, plans: Vec<PlanResult>) -> ChipResult
                 per_second: chip.transcendentals_per_second().get(),
             },
         },
+        coverage: coverage(chip, &plans),
         plans,
-        coverage: coverage(chip, layer),
     }
 }
 
 /// What the times rest on.
-fn coverage(chip: &Chip, layer: &Layer) -> String {
+fn coverage(chip: &Chip, plans: &[PlanResult]) -> String {
     let blocks = [
         ("clock", chip.clock.provenance.kind),
         ("matrix unit", chip.matrix_unit.provenance.kind),
@@ -463,23 +605,24 @@ fn coverage(chip: &Chip, layer: &Layer) -> String {
             .collect();
         names.join(", ")
     };
-    let calibration = hardware::shipped_calibration();
-    let core = if layer.pass == Pass::Decode {
-        "gdn_decode"
-    } else {
-        "gdn_chunk"
-    };
-    let residuals = match calibration.interval(&predict::family(core, chip.architecture), chip) {
-        None => "no interval, nothing comparable was measured",
-        Some((_, _, true)) => {
-            "intervals of other kernels or devices, left out in turn: nothing comparable was measured on this chip"
+    let mut parts = vec![format!(
+        "coefficients fitted to {} measured rows",
+        hardware::shipped_calibration().rows
+    )];
+    let mut by_evidence: BTreeMap<Option<Evidence>, Vec<&str>> = BTreeMap::new();
+    for stage in plans.iter().flat_map(|plan| &plan.stages) {
+        let of = by_evidence.entry(stage.interval_from).or_default();
+        if !of.contains(&stage.stage.as_str()) {
+            of.push(&stage.stage);
         }
-        Some((_, _, false)) => "intervals of the same kernels on this chip, out of fold",
-    };
-    let mut parts = vec![
-        format!("coefficients fitted to {} measured rows", calibration.rows),
-        residuals.to_owned(),
-    ];
+    }
+    parts.extend(by_evidence.iter().map(|(evidence, stages)| match evidence {
+        Some(evidence) => format!("interval of {} from {}", stages.join(", "), evidence.words()),
+        None => format!(
+            "no interval of {}, nothing comparable was measured",
+            stages.join(", ")
+        ),
+    }));
     for (kind, word) in [
         (Kind::Fitted, "fitted"),
         (Kind::Measured, "measured"),

@@ -35,10 +35,11 @@ pub fn schedules(workload: &Workload, chips: &[Chip]) -> Result<Vec<ScheduledPla
     Ok(chips
         .iter()
         .flat_map(|chip| {
-            lowered.iter().map(|(plan, kernels)| ScheduledPlan {
+            lowered.iter().map(|lowered| ScheduledPlan {
                 chip: chip.clone(),
-                plan: plan.name.clone(),
-                kernels: kernels
+                plan: lowered.plan.name.clone(),
+                kernels: lowered
+                    .on(chip)
                     .iter()
                     .map(|kernel| ScheduledKernel {
                         kernel: kernel.clone(),

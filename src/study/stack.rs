@@ -1,6 +1,6 @@
 //! `run` on a stack: every kind of layer timed once, times and memory summed over its layers.
 
-use super::run::{Chips, RunError, RunRequest, run};
+use super::run::{Chips, RunError, RunRequest, interval_words, run};
 use crate::config::Document;
 use crate::report::result::{NumericResult, Provenance, RunResult};
 use crate::report::stack::{KindResult, KindTime, SCHEMA, StackChip, StackPlan, StackResult, mib};
@@ -129,6 +129,8 @@ fn chip(stack: &Stack, runs: &[RunResult], index: usize) -> Option<StackChip> {
                     count: layer.count as u64,
                     time_us: plan.total_us,
                     total_us: plan.total_us * layer.count as f64,
+                    low_us: plan.low_us.map(|us| us * layer.count as f64),
+                    high_us: plan.high_us.map(|us| us * layer.count as f64),
                     share: 0.0,
                     longest_stage: longest.stage.clone(),
                     longest_share: longest.time_us / plan.total_us,
@@ -145,6 +147,8 @@ fn chip(stack: &Stack, runs: &[RunResult], index: usize) -> Option<StackChip> {
         StackPlan {
             name: name.clone(),
             total_us,
+            low_us: kinds.iter().map(|kind| kind.low_us).sum(),
+            high_us: kinds.iter().map(|kind| kind.high_us).sum(),
             kinds,
         }
     });
@@ -173,12 +177,13 @@ fn headline(result: &StackResult) -> String {
         return String::new();
     };
     format!(
-        "{} on {} ({}, {:.2} GHz): {:.3} ms {} for {} layer{}; {} x {} take {:.0} %; state {:.2} MiB, cache {:.2} MiB",
+        "{} on {} ({}, {:.2} GHz): {:.3} ms{} {} for {} layer{}; {} x {} take {:.0} %; state {:.2} MiB, cache {:.2} MiB",
         result.name,
         chip.name,
         chip.device,
         chip.clock_ghz,
         plan.total_us / 1e3,
+        interval_words(plan.low_us, plan.high_us),
         plan.name,
         result.layers,
         if result.layers == 1 { "" } else { "s" },

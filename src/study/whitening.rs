@@ -329,6 +329,8 @@ pub fn whitening(request: &WhiteningRequest<'_>) -> Result<WhiteningTable, White
             Some(ChipTime {
                 chip: chip.name.clone(),
                 total_us: plan.total_us,
+                low_us: plan.low_us,
+                high_us: plan.high_us,
                 bound: longest.bound,
             })
         });

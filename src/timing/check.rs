@@ -149,18 +149,12 @@ pub fn check_kernel(time: &KernelTime) -> Result<(), Illegal> {
                 format!("program {s} overlaps the one before")
             })?;
         }
-        if s >= 2 {
-            holds(not_before(now.read_start, steps[s - 2].end), || {
-                format!(
-                    "program {s} fetches into a buffer that program {} still reads",
-                    s - 2
-                )
+        if let Some(before) = s.checked_sub(time.pipeline.buffers) {
+            holds(not_before(now.read_start, steps[before].end), || {
+                format!("program {s} fetches into a buffer that program {before} still reads")
             })?;
-            holds(not_before(now.start, steps[s - 2].write_end), || {
-                format!(
-                    "program {s} writes into a buffer that program {} still sends",
-                    s - 2
-                )
+            holds(not_before(now.start, steps[before].write_end), || {
+                format!("program {s} writes into a buffer that program {before} still sends")
             })?;
         }
     }

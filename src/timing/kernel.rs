@@ -2,10 +2,11 @@
 
 use rustc_hash::FxHashMap;
 
+use super::matrix;
+use super::memory::{self, Moved};
 use super::pipeline::{self, Pipeline};
 use super::program::{self, Cut, Figures, Order, Schedule};
 use super::unit::Occupancy;
-use super::{matrix, memory};
 use crate::hardware::{Architecture, Chip};
 use crate::kernels::{Grid, Kernel, OpKind, Transfer};
 use crate::report::result::Bound;
@@ -14,6 +15,8 @@ use crate::report::result::Bound;
 const MOST_UNITS_PER_PROGRAM: u64 = 16;
 /// Programs per core that a kernel which streams rows may be cut into. A fixed set, so that more rows never meet a better fit.
 const STREAMED_PROGRAMS: [u64; 7] = [1, 4, 16, 64, 256, 1024, 4096];
+/// Blocks in flight of a multiprocessor: stages of the software pipeline of a program, or programs side by side.
+const GPU_BUFFERS: usize = 4;
 /// The same with their places, in the order in which they are tried: the middle first, which leaves least of the rest.
 const SEARCHED_PROGRAMS: [(usize, u64); 7] =
     [(2, 16), (3, 64), (1, 4), (4, 256), (0, 1), (5, 1024), (6, 4096)];
@@ -163,11 +166,10 @@ impl Prepared {
     /// Looks at a kernel.
     #[must_use]
     pub fn of(kernel: &Kernel) -> Self {
-        let streaming = |transfer: &Transfer| transfer.columns.map_or(transfer.bytes, |c| c.streamed);
         Prepared {
             order: Order::of(kernel),
             read_bytes: kernel.read_bytes(),
-            streaming_read_bytes: kernel.reads.iter().map(streaming).sum(),
+            streaming_read_bytes: kernel.reads.iter().map(Transfer::streamed_bytes).sum(),
             write_bytes: kernel.write_bytes(),
             resident_bytes: kernel.resident_bytes(),
         }
@@ -184,6 +186,8 @@ struct Form<'a> {
     units_per_program: Option<u64>,
     read_bytes: u64,
     write_bytes: u64,
+    /// Whether blocks of keys and values are fetched again for every pair of blocks.
+    again: bool,
     /// Bytes that stay on chip beside the programs.
     resident: u64,
 }
@@ -198,6 +202,7 @@ impl<'a> Form<'a> {
             units_per_program: kernel.units_per_program,
             read_bytes: prepared.read_bytes,
             write_bytes: prepared.write_bytes,
+            again: false,
             resident: 0,
         }
     }
@@ -288,6 +293,7 @@ impl Timer {
             } else {
                 Form {
                     read_bytes: prepared.streaming_read_bytes,
+                    again: true,
                     ..form
                 }
             };
@@ -503,6 +509,19 @@ fn issue(form: &Form<'_>, chip: &Chip) -> f64 {
     chip.issue_efficiency() * form.kernel.implementation.issue_share.unwrap_or(1.0)
 }
 
+/// From the start of a transfer to its first byte, in cycles.
+fn latency_cycles(chip: &Chip) -> f64 {
+    chip.dma_latency().get() * chip.clock().get()
+}
+
+/// Cycles of a program in which it waits for loads that nothing fetches ahead.
+fn exposed_cycles(form: &Form<'_>, chip: &Chip) -> f64 {
+    match chip.architecture {
+        Architecture::Tpu => 0.0,
+        Architecture::Gpu => form.kernel.implementation.exposed_loads * latency_cycles(chip),
+    }
+}
+
 /// Cycles of a program and its transfers before anything waits for a resident block.
 fn step(form: &Form<'_>, chip: &Chip, cutting: &Cutting, makespan: f64) -> (pipeline::Step, f64, f64) {
     let implementation = &form.kernel.implementation;
@@ -512,11 +531,27 @@ fn step(form: &Form<'_>, chip: &Chip, cutting: &Cutting, makespan: f64) -> (pipe
     let fetched_whole = implementation.resident_block.map_or(0.0, |block| {
         (block.bytes as f64 * block.fetches as f64).min(form.read_bytes as f64)
     });
+    let [read, write] = memory::streamed_bytes(
+        form.kernel,
+        chip,
+        Moved {
+            read: form.read_bytes,
+            written: form.write_bytes,
+            again: form.again,
+        },
+    );
     let step = pipeline::Step {
-        compute: makespan / issue(form, chip) + chip.grid_step_cycles() + implementation.program_cycles,
-        read: (form.read_bytes as f64 - fetched_whole) / all_programs / bandwidth,
-        write: form.write_bytes as f64 / all_programs / bandwidth,
-        dma_latency: chip.dma_latency().get() * chip.clock().get(),
+        compute: makespan / issue(form, chip)
+            + chip.grid_step_cycles()
+            + implementation.program_cycles
+            + exposed_cycles(form, chip),
+        read: (read - fetched_whole) / all_programs / bandwidth,
+        write: write / all_programs / bandwidth,
+        dma_latency: latency_cycles(chip),
+        buffers: match chip.architecture {
+            Architecture::Tpu => 2,
+            Architecture::Gpu => GPU_BUFFERS,
+        },
     };
     (step, fetched_whole, bandwidth)
 }
@@ -593,6 +628,7 @@ fn finish(form: &Form<'_>, chip: &Chip, cutting: &Cutting, program: &Figures, pa
     let mxu = program.matrix_busy * rounds;
     let [alu, transcendental, cross_lane, vmem] = program.vector_busy.map(|cycles| cycles * rounds);
     let (path, latency) = (program.path, program.path_latency);
+    let exposed = exposed_cycles(form, chip);
     // A unit binds as far as it stands on the critical path; one that is busy all the time does so wherever it stands.
     let on_path = |path: f64, busy: f64| path.max(busy / rounds) * rounds;
     let mut bounds = [
@@ -606,7 +642,7 @@ fn finish(form: &Form<'_>, chip: &Chip, cutting: &Cutting, program: &Figures, pa
         (Bound::Transcendental, on_path(path[2], transcendental)),
         (Bound::CrossLane, on_path(path[3], cross_lane)),
         (Bound::Vmem, on_path(path[4], vmem)),
-        (Bound::Latency, on_path(latency, 0.0)),
+        (Bound::Latency, on_path(latency + exposed, 0.0)),
     ];
     bounds.sort_by(|a, b| b.1.total_cmp(&a.1));
     let ideal = matrix::ideal_cycles(chip, &form.kernel.work.matrix_flops) / cores_used as f64;
@@ -620,7 +656,7 @@ fn finish(form: &Form<'_>, chip: &Chip, cutting: &Cutting, program: &Figures, pa
         cross_lane_us: micros(cross_lane),
         vmem_us: micros(vmem),
         hbm_us: micros(hbm),
-        latency_us: micros((latency + program.makespan * (issue.recip() - 1.0)) * rounds),
+        latency_us: micros((latency + exposed + program.makespan * (issue.recip() - 1.0)) * rounds),
         launch_us: launch + micros(grid_step * rounds + dma),
         issue_efficiency: issue,
         bound: bounds[0].0,
@@ -696,7 +732,14 @@ fn value_parts(form: &Form<'_>, chip: &Chip, capacity: u64, remarks: &mut Vec<Re
 fn units_per_program(form: &Form<'_>, parallel: u64, parts: u64, cores: u64, capacity: u64) -> u64 {
     let wanted = form.units_per_program.unwrap_or_else(|| {
         let per_unit = working_set(form, parts, 1).max(1);
-        let most = (capacity / per_unit).clamp(1, MOST_UNITS_PER_PROGRAM);
+        let most = form
+            .kernel
+            .implementation
+            .most_units
+            .map_or(MOST_UNITS_PER_PROGRAM, |most| {
+                most.clamp(1, MOST_UNITS_PER_PROGRAM)
+            });
+        let most = (capacity / per_unit).clamp(1, most);
         // Programs of equal size: 11 units on two cores are 6 and 5, not three programs of 5.
         let of_a_core = parallel.div_ceil(cores.max(1));
         of_a_core.div_ceil(of_a_core.div_ceil(most).max(1))

@@ -1,7 +1,7 @@
-//! The programs of a core one after the other, with blocks moved by DMA in two buffers.
+//! The programs of a core one after the other, with blocks moved by DMA in a few buffers.
 //!
-//! The block of program `s` is fetched into the buffer that program `s - 2` has left, while program `s - 1` computes; results leave while the next
-//! program computes. Fetches and results share device memory, so their streams take turns. After a few programs the pattern repeats: the period is found once and
+//! Of two buffers, the block of program `s` is fetched into the one that program `s - 2` has left, while program `s - 1` computes; results leave while the next
+//! program computes. More buffers fetch further ahead. Fetches and results share device memory, so their streams take turns. After a few programs the pattern repeats: the period is found once and
 //! multiplied, so the cost does not depend on the number of programs.
 
 /// Cycles of one program and its transfers.
@@ -15,7 +15,12 @@ pub struct Step {
     pub write: f64,
     /// From the start of a transfer to its first byte.
     pub dma_latency: f64,
+    /// Buffers of a block, at least two and at most [`MOST_BUFFERS`].
+    pub buffers: usize,
 }
+
+/// Most buffers of a block.
+pub const MOST_BUFFERS: usize = 4;
 
 /// Times of one program of the pipeline, in cycles from the start of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -39,25 +44,30 @@ pub struct StepTimes {
 pub struct Pipeline {
     /// The first programs, up to where the pattern repeats.
     pub head: Vec<StepTimes>,
+    /// Buffers of a block.
+    pub buffers: usize,
     /// Cycles per program once it repeats.
     pub period: f64,
     /// Cycles of the whole kernel.
     pub total: f64,
 }
 
-/// Programs simulated before the pattern is taken to repeat: two buffers settle within a few.
-const HEAD: usize = 8;
+/// Rounds of the buffers that are simulated before the pattern is taken to repeat.
+const ROUNDS: usize = 4;
+/// Most programs that are simulated.
+const MOST_HEAD: usize = ROUNDS * MOST_BUFFERS;
 
 /// Runs the pipeline.
 ///
-/// Device memory serves one stream at a time in a fixed order: the block after next, then the results of the program that has just ended. The
+/// Device memory serves one stream at a time in a fixed order: the block that takes the buffer of the program that has just ended, then the results of the program that has just ended. The
 /// latency of a transfer overlaps the stream before it.
 #[must_use]
 pub fn run(step: Step, programs: u64) -> Pipeline {
-    let mut head = [StepTimes::default(); HEAD];
+    let mut head = [StepTimes::default(); MOST_HEAD];
     let (count, period, total) = simulate(step, programs, &mut head);
     Pipeline {
         head: head[..count].to_vec(),
+        buffers: buffers(step),
         period,
         total,
     }
@@ -66,13 +76,19 @@ pub fn run(step: Step, programs: u64) -> Pipeline {
 /// Period and total cycles of [`run`], without the times of its programs.
 #[must_use]
 pub fn pace(step: Step, programs: u64) -> (f64, f64) {
-    let (_, period, total) = simulate(step, programs, &mut [StepTimes::default(); HEAD]);
+    let (_, period, total) = simulate(step, programs, &mut [StepTimes::default(); MOST_HEAD]);
     (period, total)
 }
 
+fn buffers(step: Step) -> usize {
+    step.buffers.clamp(2, MOST_BUFFERS)
+}
+
 /// Runs the first programs; returns how many those are, the period, and the cycles of all programs.
-fn simulate(step: Step, programs: u64, head: &mut [StepTimes; HEAD]) -> (usize, f64, f64) {
-    let count = usize::try_from(programs).unwrap_or(usize::MAX).min(HEAD);
+fn simulate(step: Step, programs: u64, head: &mut [StepTimes; MOST_HEAD]) -> (usize, f64, f64) {
+    let buffers = buffers(step);
+    let settled = ROUNDS * buffers;
+    let count = usize::try_from(programs).unwrap_or(usize::MAX).min(settled);
     let head = &mut head[..count];
     let mut memory_free = 0.0_f64;
     let mut stream = |ready: f64, cycles: f64| {
@@ -83,23 +99,24 @@ fn simulate(step: Step, programs: u64, head: &mut [StepTimes; HEAD]) -> (usize, 
         memory_free = start + cycles;
         (start, memory_free)
     };
-    for times in head.iter_mut().take(2) {
+    for times in head.iter_mut().take(buffers) {
         (times.read_start, times.read_end) = stream(0.0, step.read);
     }
     for s in 0..count {
         let before = s.checked_sub(1).map_or(0.0, |p| head[p].end);
-        let results_gone = s.checked_sub(2).map_or(0.0, |p| head[p].write_end);
+        let results_gone = s.checked_sub(buffers).map_or(0.0, |p| head[p].write_end);
         head[s].start = before.max(head[s].read_end).max(results_gone);
         head[s].end = head[s].start + step.compute;
         let end = head[s].end;
-        if s + 2 < count {
-            (head[s + 2].read_start, head[s + 2].read_end) = stream(end, step.read);
+        if s + buffers < count {
+            (head[s + buffers].read_start, head[s + buffers].read_end) = stream(end, step.read);
         }
         (head[s].write_start, head[s].write_end) = stream(end, step.write);
     }
-    let period = match count {
-        HEAD => (head[HEAD - 1].end - head[HEAD - 3].end) / 2.0,
-        _ => step.compute,
+    let period = if count == settled {
+        (head[count - 1].end - head[count - 1 - buffers].end) / buffers as f64
+    } else {
+        step.compute
     };
     // What repeats in a period cannot be longer than it.
     let period = period.max(step.compute).max(step.read + step.write);
@@ -119,10 +136,26 @@ mod tests {
                 read,
                 write,
                 dma_latency,
+                buffers: 2,
             },
             programs,
         )
         .total
+    }
+
+    #[test]
+    fn four_buffers_share_the_latency_of_a_transfer_among_four_steps() {
+        let step = Step {
+            compute: 100.0,
+            read: 10.0,
+            write: 0.0,
+            dma_latency: 500.0,
+            buffers: 4,
+        };
+        // (latency + read + compute) / 4 per step.
+        let n = 10_000.0;
+        let time = run(step, 10_000).total;
+        assert!((time / n - 152.5).abs() < 1.0, "{}", time / n);
     }
 
     #[test]

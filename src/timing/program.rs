@@ -576,7 +576,7 @@ pub fn costs(kernel: &Kernel, chip: &Chip, registers: &[f64], value_parts: u64, 
     );
 }
 
-/// What one instance of an operation asks of a core; one of a loop inside the step delays it by the
+/// What one instance of an operation asks of a core; a carried state that the registers do not hold is loaded and stored by each; one of a loop inside the step delays it by the
 /// latency of every trip, one that only some steps execute by its share of the latency.
 fn of_op(op: &KernelOp, chip: &Chip, registers: f64, value_parts: u64) -> Occupancy {
     let instance = Instance {
@@ -585,7 +585,10 @@ fn of_op(op: &KernelOp, chip: &Chip, registers: f64, value_parts: u64) -> Occupa
         value_columns: op.value_columns,
         value_parts,
     };
-    let cost = occupancy_of(chip, &instance);
+    let mut cost = occupancy_of(chip, &instance);
+    if op.carried {
+        cost.vector[3] = cost.vector[3].max(vector::through_memory(chip, &op.kind, registers));
+    }
     Occupancy {
         latency: cost.latency * op.serial as f64 * op.share,
         ..cost

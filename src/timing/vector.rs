@@ -71,7 +71,8 @@ impl Unit for VectorUnit {
                 *alu += count * cost.alu / slots.alu;
                 *transcendental += count * cost.transcendental / slots.transcendental;
                 if let Some([rows, columns]) = *cross_lane {
-                    if count > f64::from(chip.vector_unit.registers) {
+                    let spills = chip.architecture == Architecture::Tpu;
+                    if spills && count > f64::from(chip.vector_unit.registers) {
                         // What a reduction or a broadcast across lanes belongs to is needed again after it, and does not stay in registers.
                         *memory += traffic(chip, count, count);
                     }
@@ -118,6 +119,21 @@ fn substitution(chip: &Chip, rows: u64, columns: u64, occupancy: &mut Occupancy)
     occupancy.vector[0] += 2.0 * below as f64 * across / slots.alu;
     occupancy.vector[2] += chain / slots.cross_lane;
     occupancy.latency += chain * chip.coefficient(Coefficient::SubstitutionStep) * chip.latency.vector;
+}
+
+/// Cycles of the load and store slots of a vector operation on matrices of which a single one fills more registers than a TPU has: each is loaded and stored.
+/// 0 for every other operation. A GPU splits what its registers do not hold over programs. `registers` are those that all of them fill.
+#[must_use]
+pub fn through_memory(chip: &Chip, op: &OpKind, registers: f64) -> f64 {
+    let OpKind::Vector { dims, .. } = op else {
+        return 0.0;
+    };
+    let [.., rows, columns] = dims[..] else { return 0.0 };
+    let held = registers_in_place(chip, rows as f64, columns as f64);
+    if chip.architecture == Architecture::Gpu || held <= f64::from(chip.vector_unit.registers) {
+        return 0.0;
+    }
+    traffic(chip, registers, registers)
 }
 
 /// Cycles of the load and store slots for `loaded` and `stored` registers; loads and stores issue side by side.

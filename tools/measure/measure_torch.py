@@ -86,11 +86,28 @@ def torch_cases() -> list:
         ("kda", [8, 96, 200], 16, 128, 128),
         ("gdn", [64], 16, 64, 64),
         ("gdn", [64], 8, 256, 256),
+        ("gla", [4, 64, 128, 512], 32, 128, 128),
+        ("deltanet", [4, 64, 128, 512], 32, 128, 128),
+        ("mamba2_ssd", [4, 64, 128, 512], 32, 128, 128),
     ]
     for mechanism, batches, heads, key, value in decodes:
         for batch in batches:
             sizes = {"B": batch, "T": 1, "H": heads, "K": key, "V": value, "state": "f32"}
             c.add("state in hbm", f"{mechanism}_decode", sizes, "bf16", quick=batch == 128 and mechanism == "gdn")
+    # The short causal convolution in front of every gated delta layer.
+    for tokens, channels in [
+        (8192, 4096),
+        (8192, 12288),
+        (2048, 4096),
+        (32768, 2048),
+        (65536, 1024),
+        (5000, 3000),
+        (1024, 1024),
+        (16384, 8192),
+        (4096, 512),
+        (131072, 256),
+    ]:
+        c.add("short convolution", "conv4_silu", {"T": tokens, "E": channels}, "bf16")
     # Chunked forward passes: two sizes of earlier tables, then others.
     shapes = [(1, 2048, 32, 128, 128), (1, 8192, 32, 128, 128), (1, 3000, 32, 128, 128), (2, 4096, 32, 128, 128)]
     shapes += [(2, 4096, 16, 128, 128), (1, 16384, 16, 128, 128), (4, 2048, 32, 64, 64)]
@@ -209,6 +226,18 @@ def along_rows(case: Case):
     return (lambda: (normal((rows, width), case.dtype),)), functions[case.op]
 
 
+def short_convolution(case: Case):
+    if fla is None:
+        raise Unsupported("flash-linear-attention is not installed")
+    convolve = importlib.import_module("fla.modules.causal_conv1d").causal_conv1d
+    tokens, channels = case.size("T", "E")
+
+    def make():
+        return normal((1, tokens, channels), case.dtype), 0.5 * normal((channels, 4), case.dtype)
+
+    return make, lambda x: convolve(x[0], weight=x[1], activation="silu", backend="triton")[0]
+
+
 def attention(case: Case):
     batch, heads, key_heads, tokens, width = case.size("B", "H", "HK", "T", "D")
 
@@ -261,6 +290,9 @@ DECODE = {
     "gdn": ("gated_delta_rule", "fused_recurrent_gated_delta_rule", ["head:g", "beta:beta"], {"use_qk_l2norm_in_kernel": True}),
     "kda": ("kda", "fused_recurrent_kda", ["channel:g", "beta:beta"], {"use_qk_l2norm_in_kernel": True}),
     "rwkv6": ("rwkv6", "fused_recurrent_rwkv6", ["channel:w", "bonus:u"], {}),
+    "gla": ("gla", "fused_recurrent_gla", ["channel:gk"], {}),
+    "deltanet": ("delta_rule", "fused_recurrent_delta_rule", ["beta:beta"], {"use_qk_l2norm_in_kernel": True}),
+    "mamba2_ssd": ("simple_gla", "fused_recurrent_simple_gla", ["head:g"], {}),
 }
 
 
@@ -328,6 +360,7 @@ BUILDERS = {
     "matmul": matmul,
     "bmm": bmm,
     "read_sum": read_sum,
+    "conv4_silu": short_convolution,
     **{op: elementwise for op in ("add", "copy", "exp", "silu", "tanh", "sigmoid")},
     **{op: chain for op in ("fma32", "fma256", "exp8", "exp32")},
     **{op: along_rows for op in ("row_sum", "col_sum", "softmax", "rms_norm", "transpose")},

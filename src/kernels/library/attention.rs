@@ -2,7 +2,7 @@
 
 use super::body::{Body, Cost, Product, copy};
 use super::case::{Case, CaseError, size};
-use super::gated_linear_unit::spilled;
+use super::gated_linear_unit::{cached, room, spilled_share};
 use super::matmul::{SLICE_ROWS, Shape, Traffic, kernel};
 use super::{Family, Launch, once};
 use crate::coefficients::Coefficient;
@@ -189,6 +189,7 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
     let attention = Attention::of(case)?;
     match case.op {
         "attention_xla" => materialised(case, &attention),
+        "chunked_attention" if case.tpu() => chunked_on_tpu(case, &attention),
         "chunked_attention" => chunked(case, &attention),
         "flash_attention" | "splash_attention" if case.tpu() => on_tpu(case, &attention),
         _ => on_gpu(case, &attention),
@@ -299,26 +300,69 @@ fn on_tpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     Ok(once(kernels))
 }
 
-/// Halves of a query block (or two blocks on a multiprocessor) that take turns: the softmax of one beside the products of the other.
-const GPU_HALVES: u64 = 2;
+/// Groups of warps of a kernel with asynchronous products, each with rows of its own, that take turns: the softmax of one beside the products of the other.
+const GPU_GROUPS: u64 = 2;
+/// Shared memory of a multiprocessor from which on products are issued asynchronously: it tells the generations of data-centre GPUs apart.
+const ASYNCHRONOUS_FROM_BYTES: f64 = 200.0 * 1024.0;
+/// Waits of a program of a GPU for device memory before its first product and after its last: start, descriptors, queries, first keys, the way of the output out.
+const GPU_EXPOSED_LOADS: f64 = 5.0;
+/// Stages of key and value blocks in the shared memory of the other kernels.
+const GPU_STAGES: u64 = 2;
+/// Most query blocks side by side on a multiprocessor that still help each other.
+const MOST_SIDE_BY_SIDE: u64 = 2;
 
-/// Flash kernel of a GPU: a program is one query block of a head, in two halves that take turns on products and softmax.
+/// Rows of a query block, columns of a key block.
+#[derive(Debug, Clone, Copy)]
+struct Block {
+    rows: u64,
+    columns: u64,
+}
+
+/// Query blocks side by side on a multiprocessor: as many as registers (accumulator, scores, and the weights at half their width, in f32) and shared memory
+/// (queries, and stages of keys and values) hold.
+fn side_by_side(case: &Case<'_>, a: &Attention, block: Block) -> u64 {
+    let Block { rows, columns } = block;
+    let chip = case.chip;
+    let registers = chip.register_elements() * f64::from(chip.vector_unit.registers);
+    let live = rows as f64 * (a.value_dim as f64 + 1.5 * columns as f64);
+    let blocks = rows * a.key_dim + GPU_STAGES * columns * (a.key_dim + a.value_dim);
+    let shared = (blocks * case.bytes()) as f64;
+    let most = (registers / live).min(chip.on_chip.capacity.get() / shared);
+    (most as u64).clamp(1, MOST_SIDE_BY_SIDE)
+}
+
+/// Flash kernel of a GPU. Where products are asynchronous, a program is one query block of a head whose groups of warps take turns on products and softmax, in a software
+/// pipeline: the scores of a key block run beside the softmax of the one before and the sums of the one before that. Else products and softmax of a block follow each
+/// other, and only blocks side by side overlap.
 fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     if case.tpu() {
         return Err(CaseError::Unsupported(format!("`{}` runs on GPUs only", case.op)));
     }
     let backward = case.op == "sdpa_causal_bwd";
+    let asynchronous =
+        case.op != "flash_attention_triton" && case.chip.on_chip.capacity.get() >= ASYNCHRONOUS_FROM_BYTES;
     let (rows, columns) = match case.op {
         // Blocks of the library are not known; these are usual for 64 to 256 channels.
-        "attention_cudnn" => (128, 128),
-        "sdpa_causal" | "sdpa_causal_bwd" => (128, 64),
+        "attention_cudnn" | "sdpa_causal" => (128, 128),
+        "sdpa_causal_bwd" => (128, 64),
+        // Its rows are those of a group of warps.
+        "flash_attention" => (
+            size(&[GPU_GROUPS, case.size("block_q")?])?,
+            case.size("block_kv")?,
+        ),
         _ => (case.size("block_q")?, case.any(&["block_kv", "block_k"])?),
     };
     let (rows, columns) = (rows.min(a.queries), columns.min(a.keys));
     let pairs = pairs(a, rows, columns)?;
     let heads = size(&[a.batch, a.heads])?;
-    let half = rows.div_ceil(GPU_HALVES);
-    let instances = size(&[heads, pairs.visited, GPU_HALVES])?;
+    let groups = if asynchronous || backward { GPU_GROUPS } else { 1 };
+    let units = if groups > 1 {
+        groups
+    } else {
+        side_by_side(case, a, Block { rows, columns })
+    };
+    let half = rows.div_ceil(groups);
+    let instances = size(&[heads, pairs.visited, groups])?;
     let dtype = case.formats.a;
     let [q, k, v, o] = a.tensors(case)?;
     let product = |k: u64, n: u64| Product {
@@ -329,18 +373,19 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
         passes: case.passes(),
     };
     let cut_share = pairs.cut as f64 / pairs.visited.max(1) as f64;
-    // Fused multiply-adds scale and subtract in one; rounding packs two values.
-    let extra = cut_share * 2.0 + f64::from(u8::from(a.mask)) + f64::from(u8::from(a.bias));
+    // Fused multiply-adds scale and subtract in one; rounding packs two values. A bias is widened and added, a mask compared and selected by.
+    let extra = 2.0 * (cut_share + f64::from(u8::from(a.mask)) + f64::from(u8::from(a.bias)));
     let mut body = Body::new(
         case.op,
         "flash attention",
-        size(&[heads, pairs.query_blocks, GPU_HALVES])?,
+        size(&[heads, pairs.query_blocks, groups])?,
         pairs.visited.div_ceil(pairs.query_blocks.max(1)),
     )
-    .units(GPU_HALVES)
+    .units(units)
     .product("q k^T", product(a.key_dim, columns), instances)
     // Rows lie within four threads, so that reductions take next to no movement between lanes.
     .vector("maximum", &[half, columns], Cost::alu(1.0 + extra), instances)
+    .of_step_before(asynchronous)
     .vector(
         "exponentials",
         &[half, columns],
@@ -348,6 +393,7 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
         instances,
     )
     .product("p v", product(columns, a.value_dim), instances)
+    .of_step_before(asynchronous)
     .vector("rescale", &[half, a.value_dim], Cost::alu(1.0), instances)
     // Key blocks that neighbouring programs share come from the level-2 cache.
     .read("queries", q, dtype)
@@ -355,6 +401,8 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     .read("values", v, dtype)
     .write("output", o, dtype);
     body.implementation.issue_share = Some(case.coefficient(Coefficient::GpuFlashEfficiency));
+    let steps = pairs.visited.div_ceil(pairs.query_blocks.max(1)).max(1);
+    body.implementation.exposed_loads = GPU_EXPOSED_LOADS / steps as f64;
     if backward {
         // dV = P^T dO, dP = dO V^T, dS = P (dP - d), dQ = dS K, dK = dS^T Q; the forward pair above is P and, in size, dV.
         body = body
@@ -383,7 +431,8 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
         } else {
             0.0
         } + if a.mask { shared } else { 0.0 };
-        body = body.read("bias and mask", bytes, dtype);
+        let all = bias_bytes(a) * a.scores()?;
+        body = body.read("bias and mask", bytes, dtype).cached(all - bytes);
     }
     if a.residuals {
         body = body.write(
@@ -491,13 +540,160 @@ fn materialised(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError
     Ok(once(kernels))
 }
 
+/// Queries and keys of a chunk of chunked attention on a TPU; what is left of either is a loop of its own. Source: the code of Tokamax.
+const TPU_CHUNK: [u64; 2] = [512, 1024];
+/// Chunked attention as XLA runs it on a TPU: an online softmax over chunks of keys. Like materialised attention a step writes its logits in f32, reads them for maximum and
+/// sum, and reads them in the second product; in the loop the accumulator is rescaled, and the product added to it, in passes of their own (24 bytes an element and step),
+/// while a step outside it becomes one fusion with what follows. One core per device keeps all of it on chip where it fits; two would have to exchange it. Bias and mask
+/// are shared by the batch.
+fn chunked_on_tpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
+    let dtype = case.formats.a;
+    let [q_chunk, k_chunk] = TPU_CHUNK;
+    let mut launches: Vec<Launch> = Vec::new();
+    if a.heads != a.key_heads {
+        let repeat = |title: &str, width: u64| -> Result<Launch, CaseError> {
+            let one = Attention::stored_channels(case, a.keys, width) * case.bytes();
+            let bytes = |heads: u64| size(&[a.batch, heads, a.keys, one]).map(|bytes| bytes as f64);
+            Ok(Body::streaming("copy", title)
+                .read("heads", bytes(a.key_heads)?, dtype)
+                .write("repeated", bytes(a.heads)?, dtype)
+                .finish()?
+                .into())
+        };
+        launches.push(repeat("keys for every query head", a.key_dim)?);
+        launches.push(repeat("values for every query head", a.value_dim)?);
+    }
+    for (queries, q_times) in [(q_chunk, a.queries / q_chunk), (a.queries % q_chunk, 1)] {
+        if queries == 0 || q_times == 0 {
+            continue;
+        }
+        let steps = a.keys / k_chunk;
+        let rest = a.keys % k_chunk;
+        let sums = sums_bytes(case, a, queries)?;
+        let update = |title: &str| {
+            Body::streaming("accumulate", title).vector(
+                title,
+                &[a.batch * a.heads * queries, a.value_dim],
+                Cost::alu(1.0),
+                1,
+            )
+        };
+        if steps > 0 {
+            let (step, resident) = chunk_on_tpu(case, a, queries, k_chunk)?;
+            let moved = if resident { 0.0 } else { sums };
+            let rescale = update("rescale")
+                .read("accumulator", moved, Dtype::F32)
+                .write("accumulator", moved, Dtype::F32)
+                .finish()?;
+            let add = update("add")
+                .read("accumulator", moved, Dtype::F32)
+                .read("product", moved, Dtype::F32)
+                .write("accumulator", moved, Dtype::F32)
+                .finish()?;
+            let times = size(&[q_times, steps])?;
+            launches.extend(
+                step.into_iter()
+                    .chain([rescale, add])
+                    .map(|kernel| Launch { kernel, times }),
+            );
+        }
+        let mut last = update("divide by the sum of every row");
+        if rest > 0 {
+            let (step, resident) = chunk_on_tpu(case, a, queries, rest)?;
+            last = last.read("product", if resident { 0.0 } else { sums }, Dtype::F32);
+            launches.extend(step.into_iter().map(|kernel| Launch {
+                kernel,
+                times: q_times,
+            }));
+        }
+        let accumulator = if steps > 0 { sums } else { 0.0 };
+        launches.push(Launch {
+            kernel: last
+                .read("accumulator", accumulator, Dtype::F32)
+                .write("output", sums / 4.0 * case.bytes() as f64, dtype)
+                .finish()?,
+            times: q_times,
+        });
+    }
+    Ok(launches)
+}
+
+/// Bytes of the accumulator of `queries` queries, in f32.
+fn sums_bytes(case: &Case<'_>, a: &Attention, queries: u64) -> Result<f64, CaseError> {
+    let channels = Attention::stored_channels(case, queries, a.value_dim);
+    Ok(size(&[a.batch, a.heads, queries, channels, 4])? as f64)
+}
+
+/// The products and statistics of one step, `queries` against `keys`, and whether its results stay on chip.
+fn chunk_on_tpu(
+    case: &Case<'_>,
+    a: &Attention,
+    queries: u64,
+    keys: u64,
+) -> Result<([Kernel; 3], bool), CaseError> {
+    let dtype = case.formats.a;
+    let batch = size(&[a.batch, a.heads])?;
+    let logits = size(&[batch, queries, keys, 4])? as f64;
+    let accumulator = sums_bytes(case, a, queries)?;
+    let resident = logits + accumulator <= room(case);
+    let through_memory = |bytes: f64| if resident { 0.0 } else { bytes };
+    let (logits, accumulator) = (through_memory(logits), through_memory(accumulator));
+    let tokens = |tokens: u64, d: u64| {
+        size(&[
+            batch,
+            tokens,
+            Attention::stored_channels(case, tokens, d),
+            case.bytes(),
+        ])
+        .map(|bytes| bytes as f64)
+    };
+    let traffic = |a: f64, b: f64, c: f64| Traffic {
+        dtype,
+        passes: case.passes(),
+        a,
+        b,
+        c,
+    };
+    let shape = |m: u64, k: u64, n: u64| Shape { batch, m, k, n };
+    let (statistics, exponentials) = softmax_cost(case, a);
+    let flat = [batch * queries, keys];
+    // One bias and mask for all of the batch.
+    let bias = bias_bytes(a) * size(&[a.heads, queries, keys])? as f64;
+    let kernels = [
+        kernel(
+            case,
+            "logits",
+            "q k^T of a chunk",
+            shape(queries, a.key_dim, keys),
+            traffic(tokens(queries, a.key_dim)?, tokens(keys, a.key_dim)?, logits),
+        )?
+        .read("bias and mask", bias, dtype)
+        .finish()?,
+        Body::streaming("statistics", "maximum and sum of every row")
+            .row_reduction("statistics", &flat, statistics, flat[0], 1)
+            .read("logits", logits, Dtype::F32)
+            .write("statistics", flat[0] as f64 * 8.0, Dtype::F32)
+            .finish()?,
+        kernel(
+            case,
+            "output",
+            "softmax and p v of a chunk",
+            shape(queries, keys, a.value_dim),
+            traffic(logits, tokens(keys, a.value_dim)?, accumulator),
+        )?
+        .vector("exponentials", &flat, exponentials, 1)
+        .finish()?,
+    ];
+    Ok((kernels, resident))
+}
+
 /// Queries of a chunk of chunked attention.
 const CHUNK_QUERIES: u64 = 1024;
 /// Keys of a chunk. Source: the traffic of the f32 accumulator, `8 D / keys` bytes per score, fits measured calls of v5p at 64, 128 and 256 channels with
 /// about 256 keys.
 const CHUNK_KEYS: u64 = 256;
 
-/// Chunked attention as XLA runs it: an online softmax over chunks of keys, every step of which writes logits, weights and accumulator out unless
+/// Chunked attention as XLA runs it on a GPU: an online softmax over chunks of keys, every step of which writes logits, weights and accumulator out unless
 /// they fit on chip.
 fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     let dtype = case.formats.a;
@@ -506,24 +702,17 @@ fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     let (queries, keys) = (a.queries.div_ceil(rows), a.keys.div_ceil(columns));
     let chunks = rows * columns;
     let scores = size(&[batch, queries, keys])? as f64;
-    // Logits, weights and the accumulator before and after are alive together.
     let accumulator = size(&[
         batch,
         queries,
         Attention::stored_channels(case, queries, a.value_dim),
         4,
     ])? as f64;
-    let alive = if case.tpu() {
-        6.0 * scores + 2.0 * accumulator
-    } else {
-        4.0 * scores
-    };
-    let share = spilled(case, alive) / alive;
+    let share = spilled_share(case, 4.0 * scores);
     let kept = |bytes: f64| share * bytes;
-    let (logits, weights) = (
-        kept(4.0 * scores),
-        kept(if case.tpu() { 2.0 } else { 4.0 } * scores),
-    );
+    let in_cache = |bytes: f64| cached(case, bytes, share * bytes);
+    let (logits, weights) = (kept(4.0 * scores), kept(4.0 * scores));
+    let [scores_in_cache, accumulator_in_cache] = [4.0 * scores, accumulator].map(in_cache);
     let element = case.bytes();
     let tokens = |tokens: u64, heads: u64, d: u64| {
         size(&[
@@ -562,32 +751,58 @@ fn chunked(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
             logits,
         ),
     )?
+    .cached(scores_in_cache)
     .read("bias and mask", bias_bytes(a) * scores, dtype);
     let softmax = Body::streaming("softmax", "softmax of a chunk")
+        .cached(2.0 * scores_in_cache)
         .row_reduction("statistics", &flat, statistics, flat[0], 1)
         .vector("exponentials", &flat, exponentials, 1)
         .read("logits", logits, Dtype::F32)
         .write("weights", weights, dtype);
+    let output_shape = Shape {
+        batch,
+        m: queries,
+        k: keys,
+        n: a.value_dim,
+    };
+    let values = tokens(keys, a.key_heads, a.value_dim)?;
     let second = kernel(
         case,
         "output",
         "p v of a chunk",
-        Shape {
-            batch,
-            m: queries,
-            k: keys,
-            n: a.value_dim,
-        },
-        traffic(weights, tokens(keys, a.key_heads, a.value_dim)?, accumulator),
+        output_shape,
+        traffic(weights, values, accumulator),
     )?
-    .vector(
-        "rescale",
-        &[batch * queries, a.value_dim],
-        Cost::alu(case.coefficient(Coefficient::FlashRescaleOps)),
-        1,
-    )
-    .read("accumulator", accumulator, Dtype::F32);
-    [first, softmax, second]
+    .cached(scores_in_cache + accumulator_in_cache);
+    let rescaled = [batch * queries, a.value_dim];
+    let rescale = Cost::alu(case.coefficient(Coefficient::FlashRescaleOps));
+    let mut bodies = vec![first, softmax];
+    if case.tpu() {
+        bodies.push(second.vector("rescale", &rescaled, rescale, 1).read(
+            "accumulator",
+            accumulator,
+            Dtype::F32,
+        ));
+    } else {
+        // A library call on a GPU takes no slice of keys and values, and adds to no accumulator that has to be rescaled.
+        let slice = |title: &str, bytes: f64| {
+            Body::streaming("copy", title)
+                .read("source", bytes, dtype)
+                .write("copy", bytes, dtype)
+        };
+        bodies.push(slice("keys of a chunk", tokens(keys, a.key_heads, a.key_dim)?));
+        bodies.push(slice("values of a chunk", values));
+        bodies.push(second);
+        bodies.push(
+            Body::streaming("accumulate", "sums of the chunks before, rescaled")
+                .vector("rescale", &rescaled, rescale, 1)
+                .read("output of the chunk", accumulator, Dtype::F32)
+                .read("accumulator", accumulator, Dtype::F32)
+                .write("accumulator", accumulator, Dtype::F32)
+                .cached(3.0 * accumulator_in_cache),
+        );
+    }
+    bodies
         .into_iter()
         .map(|body| {
             Ok(Launch {

@@ -107,6 +107,16 @@ impl Body {
         self
     }
 
+    /// Where `pipelined`, the last operation works on what the step before has left: of a software pipeline, it waits for nothing in its own step.
+    pub(super) fn of_step_before(mut self, pipelined: bool) -> Self {
+        if let Some(op) = self.ops.last_mut()
+            && pipelined
+        {
+            op.after.clear();
+        }
+        self
+    }
+
     /// As many independent units interleave in a program as fit on chip.
     pub(super) fn units_that_fit(mut self) -> Self {
         self.units = None;
@@ -254,6 +264,12 @@ impl Body {
     pub(super) fn write(mut self, name: &str, bytes: f64, dtype: Dtype) -> Self {
         let transfer = self.transfer(name, bytes, dtype);
         self.writes.push(transfer);
+        self
+    }
+
+    /// Bytes that the last-level cache of a GPU serves or takes.
+    pub(super) fn cached(mut self, bytes: f64) -> Self {
+        self.implementation.cache_bytes += bytes.max(0.0);
         self
     }
 

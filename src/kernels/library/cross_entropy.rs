@@ -1,8 +1,8 @@
 //! Cross entropy over logits `x W` that are never kept whole: `[tokens, d] x [d, vocab]`.
 
-use super::body::{Body, Cost, Product};
+use super::body::{Body, Cost, Product, copy};
 use super::case::{Case, CaseError, size};
-use super::gated_linear_unit::spilled;
+use super::gated_linear_unit::{cached, spilled_share};
 use super::matmul::{self, Shape, Traffic};
 use super::{Family, Launch, once};
 use crate::coefficients::Coefficient;
@@ -68,7 +68,8 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
     // XLA: a loop over blocks, each a product that writes its logits and a fusion per statistic that reads them.
     let blocks = size(&[row_blocks, column_blocks])?;
     let logits = (rows * columns) as f64 * 4.0;
-    let kept = spilled(case, logits);
+    let moved = logits * spilled_share(case, logits);
+    let in_cache = cached(case, logits, moved);
     let shape = Shape {
         batch: 1,
         m: rows,
@@ -82,10 +83,14 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
         passes: case.passes(),
         a: (rows * width) as f64 * element,
         b: (width * columns) as f64 * if rounded { 2.0 } else { element },
-        c: kept,
+        c: moved,
     };
-    let product = matmul::kernel(case, "logits", "x W of a block", shape, traffic)?.finish()?;
+    let product = matmul::kernel(case, "logits", "x W of a block", shape, traffic)?
+        .cached(in_cache)
+        .finish()?;
     let weights = (width * vocabulary) as f64;
+    // A library call on a GPU takes no slice of a matrix, so the columns of a block are copied out of W first.
+    let slice = copy("columns of W", (width * columns) as f64 * element, dtype)?;
     let rounding = Body::streaming("copy", "W in bf16")
         .read("W", weights * element, dtype)
         .write("W in bf16", weights * 2.0, Dtype::Bf16)
@@ -93,7 +98,8 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
     let statistic = |title: &str, cost: Cost| {
         Body::streaming("statistics", title)
             .row_reduction("statistic", &[rows, columns], cost, rows, 1)
-            .read("logits", kept, Dtype::F32)
+            .read("logits", moved, Dtype::F32)
+            .cached(in_cache)
             .write("statistics", rows as f64 * 4.0, Dtype::F32)
             .finish()
     };
@@ -104,7 +110,8 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
         statistic("logit of the label", Cost::alu(4.0))?,
     ];
     let once = rounded.then(|| Launch::from(rounding));
-    let looped = kernels.into_iter().map(|kernel| Launch {
+    let sliced = (!case.tpu()).then_some(slice);
+    let looped = sliced.into_iter().chain(kernels).map(|kernel| Launch {
         kernel,
         times: blocks,
     });

@@ -189,6 +189,9 @@ fn cumulative_sum(case: &Case<'_>, dtype: Dtype) -> Result<Vec<Launch>, CaseErro
     ]))
 }
 
+/// Bytes that the cache of a GPU moves at least. Source: NVIDIA CUDA C++ Best Practices Guide, coalesced access.
+const SECTOR_BYTES: f64 = 32.0;
+
 /// Sums and transposes of one matrix.
 fn matrix_movement(case: &Case<'_>, dtype: Dtype) -> Result<Body, CaseError> {
     let dims = extents(case)?;
@@ -211,8 +214,16 @@ fn matrix_movement(case: &Case<'_>, dtype: Dtype) -> Result<Body, CaseError> {
             (columns * dtype.bytes()) as f64,
             dtype,
         ),
-        _ => read
-            .lane_movement("transpose", rows, columns, 1.0, 1)
-            .write("result", bytes, dtype),
+        _ => {
+            // The copy of a GPU library has no tiles: of every sector that it reads it takes one element.
+            let sectors = if case.tpu() {
+                0.0
+            } else {
+                (rows * columns) as f64 * SECTOR_BYTES
+            };
+            read.lane_movement("transpose", rows, columns, 1.0, 1)
+                .write("result", bytes, dtype)
+                .cached(sectors)
+        }
     })
 }

@@ -23,6 +23,9 @@ const STEP_SECONDS: f64 = 0.35e-6;
 /// Output tiles of matrix kernels on a GPU, rows by columns; the one that leaves the fewest multiprocessors idle is taken, as libraries do.
 const GPU_TILES: [[u64; 2]; 4] = [[128, 256], [128, 128], [64, 128], [64, 64]];
 
+/// Bytes per cycle between the last-level cache of a GPU and a multiprocessor.
+const GPU_PORT_BYTES: f64 = 64.0;
+
 /// Depth that a program of a GPU fetches at a time, several of which are in flight.
 const GPU_DEPTH: u64 = 256;
 
@@ -69,9 +72,18 @@ pub(super) fn kernel(
     } = traffic;
     if !case.tpu() {
         let cores = u64::from(case.chip.cores_per_device);
+        // Per unit of depth: products at the peak, panels through the port of the multiprocessor.
+        let flops = case
+            .chip
+            .matrix_flops_per_second(dtype)
+            .map_or(f64::INFINITY, |peak| {
+                peak.get() / cores as f64 / case.chip.clock().get()
+            });
         let waves = |[rows, columns]: [u64; 2]| {
             let tiles = batch * m.div_ceil(rows) * n.div_ceil(columns);
-            tiles.div_ceil(cores) as f64 * (rows * columns) as f64
+            let products = 2.0 * (rows * columns) as f64 * f64::from(passes) / flops;
+            let panels = ((rows + columns) * dtype.bytes()) as f64 / GPU_PORT_BYTES;
+            tiles.div_ceil(cores) as f64 * products.max(panels)
         };
         let tile = GPU_TILES
             .into_iter()

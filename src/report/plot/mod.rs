@@ -6,6 +6,7 @@
 
 pub mod bars;
 mod canvas;
+pub mod errors;
 mod marks;
 mod place;
 pub mod probe;

@@ -5,8 +5,7 @@ use std::path::Path;
 use plotters::backend::DrawingBackend;
 
 use super::canvas::{self, Anchor, Canvas, Picture, Place, PlotError, Type, text_width};
-use super::marks;
-use super::theme::{Palette, Theme};
+use super::theme::{Palette, Theme, series_color};
 
 /// A case: its device, measured and predicted time.
 #[derive(Debug, Clone, PartialEq)]
@@ -173,14 +172,14 @@ impl Picture for Scatter<'_> {
                 .position(|device| *device == point.device)
                 .unwrap_or(0);
             let center = (self.x(point.measured_us), self.y(point.predicted_us));
-            canvas.disc(center, 1.6, marks::color(index))?;
+            canvas.disc(center, 1.6, series_color(index))?;
         }
         self.ratio(canvas, 1.0, 1.2)?;
         self.ratio(canvas, 1.0 + BAND, 0.6)?;
         self.ratio(canvas, 1.0 - BAND, 0.6)?;
         for (index, device) in self.devices.iter().enumerate() {
             let y = TOP + 12.0 + 20.0 * index as f64;
-            canvas.disc((right + 22.0, y - 4.0), 4.5, marks::color(index))?;
+            canvas.disc((right + 22.0, y - 4.0), 4.5, series_color(index))?;
             canvas.text(device, (right + 34.0, y), BODY, Anchor::Start, palette.ink)?;
             debug_assert!(text_width(device, BODY) < RIGHT);
         }

@@ -6,7 +6,7 @@ use plotters::backend::DrawingBackend;
 
 use super::canvas::{self, Anchor, Canvas, Picture, Place, PlotError, Type, text_width, wrap};
 use super::marks;
-use super::theme::{Palette, Theme};
+use super::theme::{Palette, Theme, series_color};
 
 /// Times of one chip in one plan.
 #[derive(Debug, Clone, PartialEq)]
@@ -224,7 +224,7 @@ impl<'a> Lines<'a> {
                 .collect();
             for pair in points.windows(2) {
                 if let [Some(from), Some(to)] = *pair {
-                    canvas.line(&[from, to], marks::color(chip), 1.4)?;
+                    canvas.line(&[from, to], series_color(chip), 1.4)?;
                 }
             }
             // Many signs would hide the line they stand on.

@@ -112,6 +112,16 @@ pub(crate) const STAGES: [RGBColor; 9] = [
     RGBColor(120, 120, 130),
 ];
 
+/// Colour of one of several series, such as devices; they repeat after nine.
+pub(crate) fn series_color(index: usize) -> RGBColor {
+    // Neighbours in this order differ in lightness as well as in hue.
+    let order = [0, 2, 3, 1, 6, 8, 4, 7, 5];
+    STAGES
+        .get(order[index % order.len()])
+        .copied()
+        .unwrap_or(RGBColor(120, 120, 130))
+}
+
 /// Ink on a coloured area: the darker or the lighter of two, whichever stands out. Neither is a colour of a
 /// palette, so that a change of theme leaves them alone.
 pub(crate) fn ink_on(area: RGBColor) -> RGBColor {

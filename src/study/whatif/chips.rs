@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use super::axis::Axis;
 use super::space::digits;
 use crate::config::{ConfigError, Document};
-use crate::hardware::{self, Chip, Field};
+use crate::hardware::{self, Architecture, Chip, Field};
 
 /// Most combinations of fields that are not single numbers.
 const MOST_RESOLVED: u64 = 10_000;
@@ -133,6 +133,13 @@ impl SweptChip {
             resolved,
             values,
         })
+    }
+
+    /// Whether the chip has an architecture in any combination.
+    pub(super) fn has(&self, architecture: Architecture) -> bool {
+        let resolved = self.resolved.iter().flatten();
+        self.base.architecture == architecture
+            || resolved.into_iter().any(|chip| chip.architecture == architecture)
     }
 
     /// A view of the chip that goes from point to point.

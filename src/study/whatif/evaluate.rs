@@ -11,11 +11,11 @@ use super::axis::Axis;
 use super::chips::{Reason, SweptChip, reason, swept};
 use super::space::{Grid, Space, digits};
 use crate::config::{ConfigError, Document};
-use crate::hardware::{self, Chip};
+use crate::hardware::{self, Architecture, Chip, Evidences, Interval};
 use crate::kernels::Kernel;
 use crate::layer::Layer;
 use crate::report::result::Bound;
-use crate::study::run::{PeakRates, check_formats, family, lower_all};
+use crate::study::run::{PeakRates, check_formats, family, lower_for, lower_with};
 use crate::timing::{KernelFigures, Prepared, Timer};
 use crate::workload::{self, Workload};
 
@@ -73,53 +73,69 @@ struct BuiltKernel {
     prepared: Prepared,
 }
 
+/// Kernels of every plan.
+type BuiltPlans = Vec<Vec<BuiltKernel>>;
+
 /// A layer as kernels.
 #[derive(Debug)]
 pub(super) struct Built {
     layer: Layer,
     document: Document,
     state_bytes: u64,
-    /// Kernels of every plan.
-    plans: Vec<Vec<BuiltKernel>>,
+    /// By architecture; of those that no chip of the sweep has there is none.
+    plans: Vec<(Architecture, BuiltPlans)>,
 }
 
 impl Built {
-    fn new(document: Document) -> Result<Self, Reason> {
+    fn new(document: Document, architectures: &[Architecture]) -> Result<Self, Reason> {
         let workload = workload::from_document(&document).map_err(|error| reason(&error))?;
-        let lowered = lower_all(&workload).map_err(|error| error.to_string())?;
         let prepare = |kernel: Kernel| BuiltKernel {
             prepared: Prepared::of(&kernel),
             kernel,
         };
+        let plans = lower_with(&workload.layer, |lowerer| {
+            let of_architecture = |&architecture: &Architecture| {
+                let plans = workload.plans.iter();
+                let kernels = plans.map(|plan| lower_for(architecture, lowerer, plan));
+                let prepared = kernels.map(|kernels| kernels.into_iter().map(prepare).collect());
+                (architecture, prepared.collect())
+            };
+            architectures.iter().map(of_architecture).collect()
+        })
+        .map_err(|error| format!("cannot build the graph: {error}"))?;
         let layer = workload.layer;
         Ok(Built {
             state_bytes: layer.batch as u64 * layer.state_bytes(),
             layer,
             document,
-            plans: lowered
-                .into_iter()
-                .map(|(_, kernels)| kernels.into_iter().map(prepare).collect())
-                .collect(),
+            plans,
         })
     }
 
-    /// Labels of the kernels of a plan.
-    pub(super) fn labels(&self, plan: usize) -> impl Iterator<Item = &str> {
-        self.plans[plan].iter().map(|built| built.kernel.label.as_str())
+    /// The kernels of every plan as chips of an architecture run them.
+    fn on(&self, architecture: Architecture) -> Result<&BuiltPlans, Reason> {
+        let found = self.plans.iter().find(|(of, _)| *of == architecture);
+        found
+            .map(|(_, plans)| plans)
+            .ok_or_else(|| format!("no kernels for {architecture:?}").into())
     }
 
-    /// Time of every kernel of a plan on a chip, in microseconds.
+    /// The rows of the stage table of a plan on a chip: label and time in microseconds.
     ///
     /// # Errors
     /// Where the chip lacks a format of the layer.
-    pub(super) fn times_us(&self, plan: usize, chip: &Chip) -> Result<Vec<f64>, Reason> {
+    pub(super) fn stages(&self, plan: usize, chip: &Chip) -> Result<Vec<(String, f64)>, Reason> {
         check_formats(&self.layer, chip, &self.document).map_err(|error| reason(&error))?;
-        let time = |built: &BuiltKernel| {
-            Timer::default()
-                .time(&built.kernel, &built.prepared, chip, 0)
-                .total_us
-        };
-        Ok(self.plans[plan].iter().map(time).collect())
+        let mut stages: Vec<(String, f64)> = Vec::new();
+        for BuiltKernel { kernel, prepared } in &self.on(chip.architecture)?[plan] {
+            let us = Timer::default().time(kernel, prepared, chip, 0).total_us;
+            // Kernels of a row stand together.
+            match stages.last_mut() {
+                Some((label, sum)) if *label == kernel.label => *sum += us,
+                _ => stages.push((kernel.label.clone(), us)),
+            }
+        }
+        Ok(stages)
     }
 }
 
@@ -140,6 +156,7 @@ pub struct Sweep {
     grid: Grid,
     document: Document,
     chips: Vec<SweptChip>,
+    architectures: Vec<Architecture>,
 }
 
 impl Sweep {
@@ -174,6 +191,10 @@ impl Sweep {
                 chips: chips.iter().map(|chip| chip.name.clone()).collect(),
                 plans: workload.plans.iter().map(|plan| plan.name.clone()).collect(),
             },
+            architectures: [Architecture::Tpu, Architecture::Gpu]
+                .into_iter()
+                .filter(|&architecture| chips.iter().any(|chip| chip.has(architecture)))
+                .collect(),
             chips,
             document,
         })
@@ -201,7 +222,7 @@ impl Sweep {
         for change in changes {
             document.set(change).map_err(|error| reason(&error))?;
         }
-        Built::new(document)
+        Built::new(document, &self.architectures)
     }
 
     /// The rows of `points`, by point, chip and plan.
@@ -293,7 +314,7 @@ impl Sweep {
                 document.assign(change).map_err(|error| reason(&error))?;
             }
         }
-        Built::new(document).map(Arc::new)
+        Built::new(document, &self.architectures).map(Arc::new)
     }
 
     /// The rows of one layer on some combinations of the hardware.
@@ -320,7 +341,7 @@ impl Sweep {
             .iter()
             .map(|chip| {
                 let mut cursor = chip.cursor();
-                let mut timers = PlanTimers::new(built, &chip.base);
+                let mut timers = PlanTimers { of: None };
                 let mut outcomes = Vec::with_capacity(count * plans);
                 for index in hardware.clone() {
                     match cursor.at(index) {
@@ -342,60 +363,74 @@ impl Sweep {
     }
 }
 
-/// A timer of a kernel on a chip, with the factors of the interval.
-type KernelTimer = (Timer, Option<(f64, f64)>);
+/// A timer of a kernel on a chip, with the residuals of its interval.
+type KernelTimer = (Timer, Evidences<'static>);
 
 /// A timer for every kernel of every plan on one chip.
 struct PlanTimers {
-    plans: Vec<Vec<KernelTimer>>,
+    /// Those of an architecture, which a sweep may vary.
+    of: Option<(Architecture, Vec<Vec<KernelTimer>>)>,
 }
 
 impl PlanTimers {
-    fn new(built: &Built, chip: &Chip) -> Self {
-        let calibration = hardware::shipped_calibration();
-        let timer = |of: &BuiltKernel| {
-            let family = family(&of.kernel, &built.layer, chip);
-            let interval = calibration.interval(&family, chip);
-            (Timer::default(), interval.map(|(low, high, _)| (low, high)))
-        };
-        PlanTimers {
-            plans: built
-                .plans
-                .iter()
-                .map(|kernels| kernels.iter().map(timer).collect())
-                .collect(),
-        }
-    }
-
     /// Appends the outcome of every plan on `chip`.
     fn time(&mut self, built: &Built, chip: &Chip, core: u64, outcomes: &mut Vec<Result<Timing, Reason>>) {
-        if let Err(error) = check_formats(&built.layer, chip, &built.document) {
-            let reason = reason(&error);
-            outcomes.extend(built.plans.iter().map(|_| Err(reason.clone())));
-            return;
-        }
+        let plans = check_formats(&built.layer, chip, &built.document)
+            .map_err(|error| reason(&error))
+            .and_then(|()| built.on(chip.architecture));
+        let plans = match plans {
+            Ok(plans) => plans,
+            Err(reason) => {
+                let names = built.plans.first().map_or(0, |(_, plans)| plans.len());
+                outcomes.extend((0..names).map(|_| Err(reason.clone())));
+                return;
+            }
+        };
+        let timers = match &mut self.of {
+            Some((architecture, timers)) if *architecture == chip.architecture => timers,
+            of => &mut of.insert((chip.architecture, timers(built, plans, chip))).1,
+        };
         let peaks = PeakRates::of(chip);
-        for (kernels, timers) in built.plans.iter().zip(&mut self.plans) {
+        for (kernels, timers) in plans.iter().zip(timers) {
             let mut sum = Sum::default();
             let mut outcome = Ok(());
-            for (of, (timer, interval)) in kernels.iter().zip(timers) {
+            let mut label = "";
+            for (of, (timer, evidences)) in kernels.iter().zip(timers) {
+                if of.kernel.label != label {
+                    sum.end_row();
+                    label = &of.kernel.label;
+                }
                 let time = timer.time(&of.kernel, &of.prepared, chip, core);
                 if let Err(what) = peaks.check(&of.kernel, time.total_us, time.hbm_bytes) {
                     outcome = Err(format!("invariant violated in `{}`: {what}", of.kernel.label).into());
                 }
-                sum.add(&of.kernel, &time, *interval);
+                sum.add(&of.kernel, &time, evidences.interval(time.total_us));
             }
+            sum.end_row();
             outcomes.push(outcome.map(|()| sum.timing(built.state_bytes)));
         }
     }
 }
 
+fn timers(built: &Built, plans: &BuiltPlans, chip: &Chip) -> Vec<Vec<KernelTimer>> {
+    let calibration = hardware::shipped_calibration();
+    let timer = |of: &BuiltKernel| {
+        let family = family(&of.kernel, &built.layer, chip);
+        (Timer::default(), calibration.evidences(&family, chip))
+    };
+    plans
+        .iter()
+        .map(|kernels| kernels.iter().map(timer).collect())
+        .collect()
+}
+
 /// Sums over the kernels of a plan.
 #[derive(Default)]
 struct Sum {
-    time_us: f64,
-    low_us: f64,
-    high_us: f64,
+    /// Time and ends of the interval, in microseconds: of the rows of the stage table that are whole, and of the one at hand. A run adds in the same order, so
+    /// that no digit differs.
+    rows: [f64; 3],
+    row: [f64; 3],
     /// A kernel without an interval.
     unknown: bool,
     by_bound: [f64; Bound::ALL.len()],
@@ -407,14 +442,11 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, kernel: &Kernel, time: &KernelFigures, interval: Option<(f64, f64)>) {
-        self.time_us += time.total_us;
-        match interval {
-            Some((low, high)) => {
-                self.low_us += low * time.total_us;
-                self.high_us += high * time.total_us;
-            }
-            None => self.unknown = true,
+    fn add(&mut self, kernel: &Kernel, time: &KernelFigures, interval: Option<Interval>) {
+        let ends = interval.map_or([0.0; 2], |interval| [interval.low_us, interval.high_us]);
+        self.unknown |= interval.is_none();
+        for (sum, us) in self.row.iter_mut().zip([time.total_us, ends[0], ends[1]]) {
+            *sum += us;
         }
         self.by_bound[time.bound as usize] += time.total_us;
         self.mxu_us += time.mxu_us;
@@ -424,7 +456,14 @@ impl Sum {
         self.flops += kernel.work.matrix_flops.total();
     }
 
+    fn end_row(&mut self) {
+        for (sum, us) in self.rows.iter_mut().zip(std::mem::take(&mut self.row)) {
+            *sum += us;
+        }
+    }
+
     fn timing(&self, state_bytes: u64) -> Timing {
+        let [time_us, low_us, high_us] = self.rows;
         // Of equal shares the first in the order of the bounds.
         let most = (1..Bound::ALL.len()).fold(0, |most, bound| {
             if self.by_bound[bound] > self.by_bound[most] {
@@ -434,8 +473,8 @@ impl Sum {
             }
         });
         Timing {
-            time_us: self.time_us,
-            interval_us: (!self.unknown).then_some((self.low_us, self.high_us)),
+            time_us,
+            interval_us: (!self.unknown).then_some((low_us, high_us)),
             bound: Bound::ALL[most],
             mxu_us: self.mxu_us,
             vpu_us: self.vpu_us,

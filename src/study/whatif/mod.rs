@@ -1,6 +1,6 @@
 //! `whatif`: a workload at every combination of varied fields, of itself and of its chips.
 //!
-//! [`axis`] and [`space`] say which points there are, [`file`] reads studies, [`evaluate`] times them, [`pareto`] finds the best trade-offs, [`sensitivity`] the fields that matter most.
+//! [`axis`] and [`space`] say which points there are, [`mod@file`] reads studies, [`evaluate`] times them, [`pareto`] finds the best trade-offs, [`mod@sensitivity`] the fields that matter most.
 //! The graph of a layer and its kernels are made once for all points that share the fields of the workload; where only the hardware differs, they are timed again.
 
 pub mod axis;

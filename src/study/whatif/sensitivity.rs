@@ -76,8 +76,7 @@ pub fn sensitivity(sweep: &Sweep) -> Result<Vec<PlanSensitivity>, Reason> {
     let mut found = Vec::new();
     for chip in sweep.base_chips() {
         for (plan, name) in sweep.grid().plans.iter().enumerate() {
-            let stage_us = base.times_us(plan, chip)?;
-            let stages: Vec<String> = base.labels(plan).map(str::to_owned).collect();
+            let (stages, stage_us): (Vec<String>, Vec<f64>) = base.stages(plan, chip)?.into_iter().unzip();
             let mut elasticities = Vec::new();
             for field in Field::of(chip) {
                 elasticities.extend(of_field(field, chip, &base, plan, &stages));
@@ -87,7 +86,7 @@ pub fn sensitivity(sweep: &Sweep) -> Result<Vec<PlanSensitivity>, Reason> {
                     let built = built.as_ref()?;
                     Some(Side {
                         value: *value as f64 * factor,
-                        times: times(built, plan, chip)?,
+                        times: built.stages(plan, chip).ok()?,
                     })
                 };
                 let at = Side {
@@ -136,11 +135,6 @@ impl Sweep {
     }
 }
 
-fn times(built: &Built, plan: usize, chip: &Chip) -> Option<Vec<(String, f64)>> {
-    let times = built.times_us(plan, chip).ok()?;
-    Some(built.labels(plan).map(str::to_owned).zip(times).collect())
-}
-
 fn of_field(field: Field, chip: &Chip, base: &Built, plan: usize, stages: &[String]) -> Option<Elasticity> {
     let value = field.get(chip);
     let side = |value: f64| {
@@ -148,7 +142,7 @@ fn of_field(field: Field, chip: &Chip, base: &Built, plan: usize, stages: &[Stri
         field.set(&mut changed, value);
         Some(Side {
             value,
-            times: times(base, plan, &changed)?,
+            times: base.stages(plan, &changed).ok()?,
         })
     };
     let most = match field {
