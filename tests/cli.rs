@@ -693,6 +693,7 @@ fn help_is_short_and_current() -> Outcome {
         ("hw_show", &["hw", "show", "-h"]),
         ("init", &["init", "-h"]),
         ("explain", &["explain", "-h"]),
+        ("whatif", &["whatif", "-h"]),
     ] {
         let help = succeeds(home.path(), args)?;
         assert!(help.lines().count() <= 30, "{name} does not fit a screen");

@@ -10,6 +10,7 @@ mod probe;
 mod run;
 mod stack;
 mod validate;
+mod whatif;
 mod whitening;
 
 use std::io::{IsTerminal, Write};
@@ -117,6 +118,8 @@ pub struct Cli {
 enum Command {
     /// Time a workload on its chips, check its numerics, write a report
     Run(run::RunArgs),
+    /// Time a workload over many values of its fields and of its chips
+    Whatif(whatif::WhatifArgs),
     /// Numeric probes: what the state of a mechanism remembers, overwrites and rounds
     Probe(probe::ProbeArgs),
     /// Take one number of a run apart
@@ -198,6 +201,7 @@ impl Cli {
         let format = self.global.format;
         match &self.command {
             Command::Run(args) => run::execute(&mut out, args, &self.global),
+            Command::Whatif(args) => whatif::execute(&mut out, args, &self.global),
             Command::Probe(args) => probe::execute(&mut out, args, &self.global),
             Command::Explain(args) => explain::execute(&mut out, args),
             Command::Fit(args) => fit::execute(&mut out, args, &self.global),

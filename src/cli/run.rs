@@ -159,17 +159,26 @@ pub(super) fn load_chips(
     document: &Document,
 ) -> Result<Chips, ConfigError> {
     let (set, _) = split_overrides(&args.set)?;
-    if !args.hw.is_empty() {
-        return args
-            .hw
-            .iter()
-            .map(|name| hardware::load_with(name, &set))
-            .collect();
+    chip_names(&args.hw, &args.workload, hardware, document)?
+        .iter()
+        .map(|name| hardware::load_with(name, &set))
+        .collect()
+}
+
+/// Names and paths of the chips of the command line, `hw`, or where there are none of those that `document`, the file `workload`, names as `hardware`.
+pub(super) fn chip_names(
+    hw: &[String],
+    workload: &str,
+    hardware: &[String],
+    document: &Document,
+) -> Result<Vec<String>, ConfigError> {
+    if !hw.is_empty() {
+        return Ok(hw.to_vec());
     }
-    let load = |(i, name): (usize, &String)| -> Result<(Chip, Document), ConfigError> {
+    let find = |(i, name): (usize, &String)| -> Result<String, ConfigError> {
         if hardware::is_path(name) {
             // A file of the user goes where the workload that names it goes.
-            let beside = Path::new(&args.workload).with_file_name(name);
+            let beside = Path::new(workload).with_file_name(name);
             let found = [beside.as_path(), Path::new(name)]
                 .into_iter()
                 .find(|path| path.exists());
@@ -180,7 +189,7 @@ pub(super) fn load_chips(
                 );
                 return Err(document.error_at(&format!("hardware.{i}"), message));
             };
-            return hardware::load_with(&path.to_string_lossy(), &set);
+            return Ok(path.to_string_lossy().into_owned());
         }
         if !hardware::shipped().contains(&name.as_str()) {
             let tail = crate::config::suggestion(name, &hardware::shipped(), "shipped");
@@ -189,9 +198,9 @@ pub(super) fn load_chips(
                 format!("unknown hardware `{name}`; {tail}"),
             ));
         }
-        hardware::load_with(name, &set)
+        Ok(name.clone())
     };
-    hardware.iter().enumerate().map(load).collect()
+    hardware.iter().enumerate().map(find).collect()
 }
 
 /// Rate assumed for the time estimate of a full execution, in FLOP/s: about what two cores reach on small products.

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
+use super::de;
 use super::error::{ConfigError, Location};
+use super::set::Assignment;
 use super::tree::{Node, Value, parse_file, source_line};
-use super::{de, set};
 
 /// One YAML file, parsed, with the overrides applied so far.
 #[derive(Debug, Clone)]
@@ -119,9 +120,29 @@ impl Document {
     /// # Errors
     /// As [`Document::set`].
     pub fn set_as(&mut self, assignment: &str, label: &str) -> Result<(), ConfigError> {
-        set::apply(&mut self.root, assignment, label)?;
-        self.overrides.push(assignment.to_owned());
+        self.assign(&Assignment::parse(assignment, label)?)
+    }
+
+    /// Changes one field as a parsed override says.
+    ///
+    /// # Errors
+    /// Where its path leads through a scalar or past the end of a list.
+    pub fn assign(&mut self, assignment: &Assignment) -> Result<(), ConfigError> {
+        assignment.apply(&mut self.root)?;
+        self.overrides.push(assignment.text().to_owned());
         Ok(())
+    }
+
+    /// A copy with some fields changed.
+    ///
+    /// # Errors
+    /// As [`Document::assign`].
+    pub fn with(&self, assignments: &[Assignment]) -> Result<Self, ConfigError> {
+        let mut changed = self.clone();
+        for assignment in assignments {
+            changed.assign(assignment)?;
+        }
+        Ok(changed)
     }
 
     /// Reads a typed value from the tree.

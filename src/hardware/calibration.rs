@@ -387,6 +387,12 @@ impl Calibration {
     /// were left out; else of all families on devices that were left out. A time far outside those of the rows of its device gets the wider of both.
     #[must_use]
     pub fn interval(&self, family: &str, chip: &Chip, predicted_us: f64) -> Option<Interval> {
+        self.evidences(family, chip).interval(predicted_us)
+    }
+
+    /// The residuals that make the intervals of a family of kernels on a chip, whatever the time.
+    #[must_use]
+    pub fn evidences(&self, family: &str, chip: &Chip) -> Evidences<'_> {
         let find = |family: &str, device: &str| {
             self.residuals
                 .iter()
@@ -396,19 +402,38 @@ impl Calibration {
         let unseen = find(family, UNSEEN)
             .map(|r| (r, Evidence::OtherChips))
             .or_else(|| find(all, UNSEEN).map(|r| (r, Evidence::OtherKernels)));
-        let own = find(family, &chip.name).map(|r| (r, Evidence::SameChip));
+        Evidences {
+            own: find(family, &chip.name),
+            unseen,
+        }
+    }
+}
+
+/// Residuals that make the intervals of a family of kernels on a chip.
+#[derive(Debug, Clone, Copy)]
+pub struct Evidences<'a> {
+    /// Of the same family on the same device.
+    own: Option<&'a Residuals>,
+    /// Of devices that were left out.
+    unseen: Option<(&'a Residuals, Evidence)>,
+}
+
+impl Evidences<'_> {
+    /// [`Calibration::interval`].
+    #[must_use]
+    pub fn interval(&self, predicted_us: f64) -> Option<Interval> {
         let interval = |low: f64, high: f64, evidence| Interval {
             low_us: low * predicted_us,
             high_us: high * predicted_us,
             evidence,
         };
-        match (own, unseen) {
-            (Some((own, _)), Some((wide, _))) if !own.reaches(predicted_us) => Some(interval(
+        match (self.own, self.unseen) {
+            (Some(own), Some((wide, _))) if !own.reaches(predicted_us) => Some(interval(
                 own.low.min(wide.low),
                 own.high.max(wide.high),
                 Evidence::OtherSizes,
             )),
-            (Some((own, evidence)), _) => Some(interval(own.low, own.high, evidence)),
+            (Some(own), _) => Some(interval(own.low, own.high, Evidence::SameChip)),
             (None, Some((wide, evidence))) => Some(interval(wide.low, wide.high, evidence)),
             (None, None) => None,
         }

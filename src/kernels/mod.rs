@@ -11,7 +11,7 @@ mod lower;
 mod plan;
 
 pub use layout::tiled_elements;
-pub use lower::{lower, lower_compiled};
+pub use lower::{Lowerer, lower, lower_compiled};
 pub use plan::{Group, Plan, Program};
 
 use crate::dtype::Dtype;
@@ -28,6 +28,14 @@ pub struct Transfer {
     pub dtype: Dtype,
     /// Where a loop over pairs of blocks reads it by column block: what that takes.
     pub columns: Option<ColumnReads>,
+}
+
+impl Transfer {
+    /// Bytes moved where blocks are fetched again for every pair of blocks.
+    #[must_use]
+    pub fn streamed_bytes(&self) -> u64 {
+        self.columns.map_or(self.bytes, |columns| columns.streamed)
+    }
 }
 
 /// How the keys or values of attention reach a kernel. Which of the two ways is taken depends on the chip.
@@ -234,9 +242,8 @@ impl Kernel {
     pub fn streaming(&self) -> Kernel {
         let mut kernel = self.clone();
         for transfer in &mut kernel.reads {
-            if let Some(columns) = transfer.columns.take() {
-                transfer.bytes = columns.streamed;
-            }
+            transfer.bytes = transfer.streamed_bytes();
+            transfer.columns = None;
         }
         kernel
     }

@@ -11,6 +11,7 @@
 //! | [`trace`] | schedules for Perfetto |
 //! | [`timeline`], [`explain`] | one program, and one row of the table taken apart |
 //! | [`html`] | the one-file page |
+//! | [`whatif`] | rows of a sweep, their folder, the table of sensitivities |
 //! | [`folder`] | the report folder, written whole or not at all |
 
 pub mod csv;
@@ -31,4 +32,5 @@ pub mod result;
 pub mod stack;
 pub mod table;
 pub mod validation;
+pub mod whatif;
 pub mod whitening;

@@ -35,6 +35,25 @@ pub enum Bound {
 }
 
 impl Bound {
+    /// All of them, in order.
+    pub const ALL: [Bound; 9] = [
+        Bound::Mxu,
+        Bound::Vpu,
+        Bound::Transcendental,
+        Bound::CrossLane,
+        Bound::Hbm,
+        Bound::Vmem,
+        Bound::Latency,
+        Bound::Launch,
+        Bound::Interconnect,
+    ];
+
+    /// The bound of that word.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Bound> {
+        Bound::ALL.into_iter().find(|bound| bound.name() == name)
+    }
+
     /// The fixed word of the outputs.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -2,14 +2,15 @@
 
 use std::sync::OnceLock;
 
+use super::run::lower_with;
 use crate::coefficients::Coefficient;
 use crate::dtype::Dtype;
 use crate::graph::Precision;
 use crate::hardware::{Architecture, Chip};
 use crate::kernels::library::{self, Case, CaseError, Formats, Launch, Params, Recurrent};
-use crate::kernels::{Group, Implementation, Kernel, OpKind, Plan, Program, Transfer, lower, lower_compiled};
+use crate::kernels::{Group, Implementation, Kernel, OpKind, Plan, Program, Transfer};
 use crate::layer::{DecayGate, GramVariant, InitialState, InverseVariant, Layer, StateFormat};
-use crate::mechanisms::{self, Granularity, LayerGraph, Mechanism, gram_variants};
+use crate::mechanisms::{self, Granularity, Mechanism, gram_variants};
 use crate::workload::{self, Workload};
 use crate::{config::suggestion, graph::Stage};
 
@@ -233,11 +234,14 @@ fn kernels(
 
 /// Kernels of a plan of a layer, cut and rounded the way XLA compiles them for a TPU where `compiled`.
 fn lowered(layer: &Layer, plan: &Plan, compiled: bool) -> Result<Vec<Kernel>, CaseError> {
-    let LayerGraph { graph, core } = mechanisms::build(layer)
-        .map_err(|error| CaseError::Unsupported(format!("cannot build the graph: {error}")))?;
-    let padding = 1.0 - layer.tokens as f64 / layer.padded_tokens() as f64;
-    let lower = if compiled { lower_compiled } else { lower };
-    Ok(lower(&graph, plan, core.value, padding))
+    lower_with(layer, |lowerer| {
+        if compiled {
+            lowerer.lower_compiled(plan)
+        } else {
+            lowerer.lower(plan)
+        }
+    })
+    .map_err(|error| CaseError::Unsupported(format!("cannot build the graph: {error}")))
 }
 
 /// Whether a group lies between the gates and the output: what a call of the core does.

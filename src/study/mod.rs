@@ -10,6 +10,7 @@ mod recurrence;
 pub mod run;
 pub mod schedules;
 pub mod stack;
+pub mod whatif;
 pub mod whitening;
 
 pub use check::{CheckError, Estimate, Extent, check, checked_layer, estimate};

@@ -7,7 +7,7 @@ use crate::config::{ConfigError, Document};
 use crate::dtype::Dtype;
 use crate::graph::{BuildError, Stage};
 use crate::hardware::{self, Architecture, Calibration, Chip, Evidence, Interval, Kind};
-use crate::kernels::{Kernel, Plan, lower, lower_compiled};
+use crate::kernels::{Kernel, Lowerer, Plan};
 use crate::layer::{Layer, Pass};
 use crate::mechanisms::{self, LayerGraph};
 use crate::report::result::{
@@ -15,6 +15,7 @@ use crate::report::result::{
     RunResult, SCHEMA, StageResult,
 };
 use crate::timing::{KernelTime, Remark, time_kernel};
+use crate::units::FlopsPerSecond;
 use crate::workload::Workload;
 
 /// Chips with the files they came from.
@@ -170,24 +171,36 @@ impl LoweredPlan {
     }
 }
 
-/// Kernels of every plan of a workload; the graph is built once. What stands around the core is compiled on a TPU; on a GPU every row is a kernel, because
-/// norms and short convolutions are kernels of libraries there.
+/// Kernels of every plan of a workload, for all architectures.
 pub(super) fn lower_all(workload: &Workload) -> Result<Vec<LoweredPlan>, RunError> {
-    let LayerGraph { graph, core } =
-        mechanisms::build(&workload.layer).map_err(|source| RunError::Build {
-            name: workload.name.clone(),
-            source,
-        })?;
-    let padding = 1.0 - workload.layer.tokens as f64 / workload.layer.padded_tokens() as f64;
-    Ok(workload
-        .plans
-        .iter()
-        .map(|plan| LoweredPlan {
+    lower_with(&workload.layer, |lowerer| {
+        let lowered = workload.plans.iter().map(|plan| LoweredPlan {
             plan: plan.clone(),
-            tpu: lower_compiled(&graph, plan, core.value, padding),
-            gpu: lower(&graph, plan, core.value, padding),
-        })
-        .collect())
+            tpu: lower_for(Architecture::Tpu, lowerer, plan),
+            gpu: lower_for(Architecture::Gpu, lowerer, plan),
+        });
+        lowered.collect()
+    })
+    .map_err(|source| RunError::Build {
+        name: workload.name.clone(),
+        source,
+    })
+}
+
+/// Builds the graph of a layer, once for whatever `lower` makes of it.
+pub(super) fn lower_with<T>(layer: &Layer, lower: impl FnOnce(&Lowerer<'_>) -> T) -> Result<T, BuildError> {
+    let LayerGraph { graph, core } = mechanisms::build(layer)?;
+    let padding = 1.0 - layer.tokens as f64 / layer.padded_tokens() as f64;
+    Ok(lower(&Lowerer::new(&graph, core.value, padding)))
+}
+
+/// Kernels of a plan as an architecture runs it. What stands around the core is compiled on a TPU; on a GPU every row is a kernel, because norms and short
+/// convolutions are kernels of libraries there.
+pub(super) fn lower_for(architecture: Architecture, lowerer: &Lowerer<'_>, plan: &Plan) -> Vec<Kernel> {
+    match architecture {
+        Architecture::Tpu => lowerer.lower_compiled(plan),
+        Architecture::Gpu => lowerer.lower(plan),
+    }
 }
 
 /// Whether a chip multiplies in the formats of a layer: f32 products are decomposed into bf16 passes, every other format
@@ -259,6 +272,7 @@ fn time_plan(
     warnings: &mut Vec<String>,
 ) -> Result<PlanResult, RunError> {
     let published = workload.published.as_ref().filter(|p| p.chip == chip.name);
+    let peaks = PeakRates::of(chip);
     let mut stages: Vec<StageResult> = Vec::new();
     for kernel in kernels {
         let time = time_kernel(kernel, chip);
@@ -268,7 +282,9 @@ fn time_plan(
             stage: kernel.label.clone(),
             what,
         };
-        check_roofs(kernel, &time, chip).map_err(invariant)?;
+        peaks
+            .check(kernel, time.total_us, time.hbm_bytes)
+            .map_err(invariant)?;
         for remark in &time.remarks {
             warnings.push(warning(remark, chip, plan, kernel));
         }
@@ -324,7 +340,7 @@ pub fn interval(
 }
 
 /// Family of measured kernels that a launch of a layer is closest to: its residuals make the interval.
-fn family(kernel: &Kernel, layer: &Layer, chip: &Chip) -> String {
+pub(super) fn family(kernel: &Kernel, layer: &Layer, chip: &Chip) -> String {
     let stages: BTreeSet<Stage> = kernel.ops.iter().map(|op| op.stage).collect();
     let dense = |stage: &Stage| {
         matches!(
@@ -344,51 +360,66 @@ fn family(kernel: &Kernel, layer: &Layer, chip: &Chip) -> String {
     predict::family(op, chip.architecture)
 }
 
-/// No rate above its roof, no negative time.
-fn check_roofs(kernel: &Kernel, time: &KernelTime, chip: &Chip) -> Result<(), String> {
-    let seconds = time.total_us * 1e-6;
-    if !(time.total_us.is_finite() && time.total_us > 0.0) {
-        return Err(format!("time is {} us", time.total_us));
-    }
-    let roof = |name: &str, done: f64, peak: f64| {
-        // One part in a thousand million covers the rounding of sums.
-        if done > peak * seconds * (1.0 + 1e-9) {
-            Err(format!(
-                "{name}: {done:.4e} in {:.4} us is above the roof of {peak:.4e} per second",
-                time.total_us
-            ))
-        } else {
-            Ok(())
-        }
-    };
-    let best = chip
-        .matrix_unit
-        .rows_per_cycle
-        .keys()
-        .filter_map(|&d| chip.matrix_flops_per_second(d))
-        .map(crate::units::FlopsPerSecond::get)
-        .fold(0.0, f64::max);
-    roof("matrix FLOPs", kernel.work.matrix_flops.total() as f64, best)?;
-    for (dtype, flops) in kernel.work.matrix_flops.iter() {
-        if let Some(peak) = chip.matrix_flops_per_second(dtype) {
-            roof(&format!("{dtype} FLOPs"), flops as f64, peak.get())?;
+/// The rates that no kernel of a chip exceeds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PeakRates {
+    /// Matrix FLOP/s of each format, where it has a rate.
+    matrix: [Option<f64>; Dtype::ALL.len()],
+    /// The largest of them.
+    fastest: f64,
+    vector: f64,
+    transcendental: f64,
+    hbm: f64,
+}
+
+impl PeakRates {
+    pub(super) fn of(chip: &Chip) -> Self {
+        let peak = |dtype: Dtype| chip.matrix_flops_per_second(dtype).map(FlopsPerSecond::get);
+        let own = chip
+            .matrix_unit
+            .rows_per_cycle
+            .keys()
+            .filter_map(|&dtype| peak(dtype));
+        PeakRates {
+            matrix: Dtype::ALL.map(peak),
+            fastest: own.fold(0.0, f64::max),
+            vector: chip.vector_ops_per_second().get(),
+            transcendental: chip.transcendentals_per_second().get(),
+            hbm: chip.hbm_bandwidth_per_device().get(),
         }
     }
-    roof(
-        "vector operations",
-        kernel.work.vector_ops.total() as f64,
-        chip.vector_ops_per_second().get(),
-    )?;
-    roof(
-        "transcendentals",
-        kernel.work.transcendentals as f64,
-        chip.transcendentals_per_second().get(),
-    )?;
-    roof(
-        "HBM bytes",
-        time.hbm_bytes as f64,
-        chip.hbm_bandwidth_per_device().get(),
-    )
+
+    /// No rate above its roof, no negative time.
+    pub(super) fn check(&self, kernel: &Kernel, total_us: f64, hbm_bytes: u64) -> Result<(), String> {
+        let seconds = total_us * 1e-6;
+        if !(total_us.is_finite() && total_us > 0.0) {
+            return Err(format!("time is {total_us} us"));
+        }
+        let roof = |name: &str, done: f64, peak: f64| {
+            // One part in a thousand million covers the rounding of sums.
+            if done > peak * seconds * (1.0 + 1e-9) {
+                Err(format!(
+                    "{name}: {done:.4e} in {total_us:.4} us is above the roof of {peak:.4e} per second"
+                ))
+            } else {
+                Ok(())
+            }
+        };
+        let work = &kernel.work;
+        roof("matrix FLOPs", work.matrix_flops.total() as f64, self.fastest)?;
+        for (dtype, flops) in work.matrix_flops.iter() {
+            if let Some(peak) = self.matrix[dtype as usize] {
+                roof(dtype.name(), flops as f64, peak)?;
+            }
+        }
+        roof("vector operations", work.vector_ops.total() as f64, self.vector)?;
+        roof(
+            "transcendentals",
+            work.transcendentals as f64,
+            self.transcendental,
+        )?;
+        roof("HBM bytes", hbm_bytes as f64, self.hbm)
+    }
 }
 
 fn stage_result(kernel: &Kernel, time: &KernelTime, published_us: Option<f64>) -> StageResult {

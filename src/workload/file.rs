@@ -164,6 +164,14 @@ const LARGEST_PROGRAM: usize = 256;
 /// Largest count of multiply-adds of a layer: far above any machine, and a sum of many such counts stays below 2^64.
 const LARGEST_LAYER: f64 = (1_u64 << 56) as f64;
 
+/// Whether a document has the keys of a workload, each with a value of the right kind; what the values mean together is not looked at.
+///
+/// # Errors
+/// At the first key or value that does not fit.
+pub fn check_schema(document: &Document) -> Result<(), ConfigError> {
+    document.deserialize::<WorkloadFile>().map(drop)
+}
+
 /// Reads and checks a workload.
 ///
 /// # Errors
@@ -547,15 +555,19 @@ fn layer(
         );
     }
     for field in optional_fields() {
-        if !mechanism.uses(field) && document.node(&format!("layer.{field}")).is_some() {
-            let message = format!("`{}` does not read `{field}`; remove the key", mechanism.name);
-            errors.push(document.error_at_key(&format!("layer.{field}"), message));
-        } else if document.node(&format!("layer.{field}")).is_some() && unread(pass, field) {
+        let (used, unread) = (mechanism.uses(field), unread(pass, field));
+        if (used && !unread) || document.node(&format!("layer.{field}")).is_none() {
+            continue;
+        }
+        if used {
             let pass = match pass {
                 Pass::Forward => "forward",
                 Pass::Decode => "decode",
             };
             let message = format!("`pass: {pass}` does not read `{field}`; remove the key");
+            errors.push(document.error_at_key(&format!("layer.{field}"), message));
+        } else {
+            let message = format!("`{}` does not read `{field}`; remove the key", mechanism.name);
             errors.push(document.error_at_key(&format!("layer.{field}"), message));
         }
     }

@@ -4,7 +4,11 @@ mod file;
 mod load;
 mod stack;
 
-pub use load::{load, load_baseline, shipped, shipped_stacks, shipped_text};
+pub use file::check_schema;
+pub use load::{
+    beside, from_document, load, load_baseline, read_document, shipped, shipped_stacks, shipped_studies,
+    shipped_text,
+};
 pub use stack::{Stack, StackLayer, load_stack};
 
 use crate::kernels::Plan;

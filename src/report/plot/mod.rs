@@ -7,10 +7,12 @@
 pub mod bars;
 mod canvas;
 pub mod errors;
+mod marks;
 mod place;
 pub mod probe;
 pub mod roofline;
 pub mod scatter;
+pub mod sweep;
 mod theme;
 pub mod whitening;
 
