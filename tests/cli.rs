@@ -440,6 +440,178 @@ fn an_override_changes_the_result_and_is_recorded() -> Outcome {
 }
 
 #[test]
+fn a_workload_compared_with_itself_is_as_fast() -> Outcome {
+    let home = home()?;
+    succeeds(
+        home.path(),
+        &["run", "small.yaml", "--numeric", "off", "--out", "out"],
+    )?;
+    // A workload, its result and its report folder are the same thing.
+    for other in ["small.yaml", "out/result.json", "out"] {
+        let args = ["compare", "small.yaml", other, "--format", "json"];
+        let found = json(home.path(), &args)?;
+        assert_eq!(found["schema"], "tpusim.comparison/1");
+        assert_eq!(found["identical"], true, "{other}: {}", found["differences"]);
+        assert_eq!(
+            (&found["differences"], &found["cautions"]),
+            (&serde_json::json!([]), &serde_json::json!([]))
+        );
+        let plans = found["chips"][0]["plans"].as_array().ok_or("plans")?;
+        assert_eq!(plans.len(), 2);
+        for plan in plans {
+            let rows = plan["rows"].as_array().ok_or("rows")?;
+            for speedup in rows.iter().map(|row| &row["speedup"]).chain([&plan["speedup"]]) {
+                assert_eq!(speedup["ratio"], 1.0);
+                assert_eq!((&speedup["low"], &speedup["high"]), (&1.0.into(), &1.0.into()));
+            }
+        }
+    }
+    let text = succeeds(home.path(), &["compare", "out", "small.yaml"])?;
+    assert!(text.contains("\ninputs are identical\n"), "{text}");
+    assert!(!text.contains("caution"), "{text}");
+    Ok(())
+}
+
+#[test]
+fn what_differs_between_two_sides_is_listed_field_by_field() -> Outcome {
+    let home = home()?;
+    let compare = |more: &[&str]| {
+        json(
+            home.path(),
+            &[&["compare", "small.yaml", "small.yaml", "--format", "json"], more].concat(),
+        )
+    };
+    let differs = |found: &Value| -> Vec<String> {
+        let entries = found["differences"].as_array().into_iter().flatten();
+        entries
+            .map(|entry| {
+                let word = |key: &str| entry[key].as_str().unwrap_or("none").to_owned();
+                format!("{} {}: {} {}", word("part"), word("field"), word("a"), word("b"))
+            })
+            .collect()
+    };
+    let found = compare(&["--set-b", "layer.chunk=32", "--set", "layer.state=bf16"])?;
+    assert_eq!(differs(&found), ["workload layer.chunk: 64 32"]);
+    assert_eq!(found["identical"], false);
+    // The value of a field that is left out is known all the same.
+    let found = compare(&["--set-b", "layer.state=bf16"])?;
+    assert_eq!(differs(&found), ["workload layer.state: f32 bf16"]);
+    let found = compare(&["--set-a", "hw.hbm.bandwidth=1 TB/s"])?;
+    assert_eq!(differs(&found), ["hardware hbm.bandwidth: 1 TB/s 1638 GB/s"]);
+    assert_eq!(
+        found["a"]["overrides"],
+        serde_json::json!(["hw.hbm.bandwidth=1 TB/s"])
+    );
+    let found = compare(&["--set-b", "name=other"])?;
+    assert_eq!(differs(&found), Vec::<String>::new());
+    assert_eq!(found["identical"], false);
+    let found = compare(&["--hw-a", "tpu-v6e", "--hw-b", "tpu-v7x"])?;
+    assert!(
+        differs(&found).contains(&"hardware clock.states.default.frequency: 1.75 GHz 1.9 GHz".to_owned())
+    );
+    assert_eq!(
+        found["chips"][0]["plans"][0]["speedup"]["interval_from"],
+        "independent"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_result_of_another_version_or_calibration_is_said_first() -> Outcome {
+    let home = home()?;
+    succeeds(
+        home.path(),
+        &["run", "small.yaml", "--numeric", "off", "--out", "out"],
+    )?;
+    let text = fs::read_to_string(home.path().join("out/result.json"))?;
+    let version = format!("\"version\": \"{}\"", env!("CARGO_PKG_VERSION"));
+    let result: Value = serde_json::from_str(&text)?;
+    let digest = result["provenance"]["calibration_digest"]
+        .as_str()
+        .ok_or("digest")?;
+    fs::write(
+        home.path().join("old.json"),
+        text.replace(&version, "\"version\": \"0.0.9\""),
+    )?;
+    fs::write(
+        home.path().join("fit.json"),
+        text.replace(digest, "0123456789abcdef"),
+    )?;
+    for (file, words) in [
+        ("old.json", "of tpusim 0.0.9"),
+        ("fit.json", "calibration 0123456789abcdef"),
+    ] {
+        let text = succeeds(home.path(), &["compare", "small.yaml", file])?;
+        let first = text.lines().next().ok_or("no line")?;
+        assert!(first.starts_with("caution: ") && first.contains(words), "{first}");
+        let found = json(home.path(), &["compare", "small.yaml", file, "--format", "json"])?;
+        assert_eq!(found["identical"], false);
+        assert_eq!(
+            found["chips"][0]["plans"][0]["speedup"]["interval_from"],
+            "independent"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_result_is_located_and_cannot_be_changed() -> Outcome {
+    let home = home()?;
+    succeeds(
+        home.path(),
+        &["run", "small.yaml", "--numeric", "off", "--out", "out"],
+    )?;
+    fs::write(
+        home.path().join("broken.json"),
+        "{\n  \"schema\": \"tpusim.result/1\",\n  \"name\" 1\n}\n",
+    )?;
+    fs::write(
+        home.path().join("other.json"),
+        "{ \"schema\": \"tpusim.stack/1\" }\n",
+    )?;
+    let cases: [(&[&str], &str); 5] = [
+        (
+            &["compare", "broken.json", "small.yaml"],
+            "broken.json: expected `:` at line 3 column 10",
+        ),
+        (
+            &["compare", "small.yaml", "other.json"],
+            "other.json: schema `tpusim.stack/1` is not `tpusim.result/1`",
+        ),
+        (
+            &["compare", "out", "small.yaml", "--set", "layer.chunk=32"],
+            "A is the result of a run",
+        ),
+        (
+            &["compare", "small.yaml", "out", "--set-b", "layer.chunk=32"],
+            "B is the result of a run",
+        ),
+        (
+            &["compare", "small.yaml", "out", "--hw", "tpu-v7x"],
+            "out/result.json: `tpu-v7x` is not among the chips",
+        ),
+    ];
+    for (args, words) in cases {
+        let message = refuses(home.path(), args)?;
+        assert!(
+            message.starts_with("error: ") && message.contains(words),
+            "{args:?}: {message}"
+        );
+    }
+    // The other side can be changed.
+    succeeds(
+        home.path(),
+        &["compare", "out", "small.yaml", "--set-b", "layer.chunk=32"],
+    )?;
+    let message = refuses(
+        home.path(),
+        &["compare", "out", "out", "--hw", "tpu-v6e", "--hw-a", "tpu-v6e"],
+    )?;
+    assert!(message.contains("--help"), "{message}");
+    Ok(())
+}
+
+#[test]
 fn chips_of_the_command_line_replace_those_of_the_file() -> Outcome {
     let home = home()?;
     let run = ["run", "small.yaml", "--numeric", "off", "--format", "json"];
@@ -693,6 +865,7 @@ fn help_is_short_and_current() -> Outcome {
         ("hw_show", &["hw", "show", "-h"]),
         ("init", &["init", "-h"]),
         ("explain", &["explain", "-h"]),
+        ("compare", &["compare", "-h"]),
     ] {
         let help = succeeds(home.path(), args)?;
         assert!(help.lines().count() <= 30, "{name} does not fit a screen");

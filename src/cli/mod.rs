@@ -1,5 +1,6 @@
 //! The command line: one file per command, each a thin shell over the library.
 
+mod compare;
 mod explain;
 mod fit;
 pub mod hw;
@@ -119,6 +120,8 @@ enum Command {
     Run(run::RunArgs),
     /// Numeric probes: what the state of a mechanism remembers, overwrites and rounds
     Probe(probe::ProbeArgs),
+    /// Two workloads or results side by side: speedups with intervals, bounds, inputs
+    Compare(compare::CompareArgs),
     /// Take one number of a run apart
     Explain(explain::ExplainArgs),
     /// Time every case of a CSV file
@@ -199,6 +202,7 @@ impl Cli {
         match &self.command {
             Command::Run(args) => run::execute(&mut out, args, &self.global),
             Command::Probe(args) => probe::execute(&mut out, args, &self.global),
+            Command::Compare(args) => compare::execute(&mut out, args, &self.global),
             Command::Explain(args) => explain::execute(&mut out, args),
             Command::Fit(args) => fit::execute(&mut out, args, &self.global),
             Command::Validate(args) => validate::execute(&mut out, args, &self.global),

@@ -159,17 +159,24 @@ pub(super) fn load_chips(
     document: &Document,
 ) -> Result<Chips, ConfigError> {
     let (set, _) = split_overrides(&args.set)?;
-    if !args.hw.is_empty() {
-        return args
-            .hw
-            .iter()
-            .map(|name| hardware::load_with(name, &set))
-            .collect();
+    chips_of(&args.hw, &set, &args.workload, hardware, document)
+}
+
+/// The chips called `hw`, or where there are none those that the workload `source` names as `hardware`, with the overrides `set`.
+pub(super) fn chips_of(
+    hw: &[String],
+    set: &[&String],
+    source: &str,
+    hardware: &[String],
+    document: &Document,
+) -> Result<Chips, ConfigError> {
+    if !hw.is_empty() {
+        return hw.iter().map(|name| hardware::load_with(name, set)).collect();
     }
     let load = |(i, name): (usize, &String)| -> Result<(Chip, Document), ConfigError> {
         if hardware::is_path(name) {
             // A file of the user goes where the workload that names it goes.
-            let beside = Path::new(&args.workload).with_file_name(name);
+            let beside = Path::new(source).with_file_name(name);
             let found = [beside.as_path(), Path::new(name)]
                 .into_iter()
                 .find(|path| path.exists());
@@ -180,7 +187,7 @@ pub(super) fn load_chips(
                 );
                 return Err(document.error_at(&format!("hardware.{i}"), message));
             };
-            return hardware::load_with(&path.to_string_lossy(), &set);
+            return hardware::load_with(&path.to_string_lossy(), set);
         }
         if !hardware::shipped().contains(&name.as_str()) {
             let tail = crate::config::suggestion(name, &hardware::shipped(), "shipped");
@@ -189,7 +196,7 @@ pub(super) fn load_chips(
                 format!("unknown hardware `{name}`; {tail}"),
             ));
         }
-        hardware::load_with(name, &set)
+        hardware::load_with(name, set)
     };
     hardware.iter().enumerate().map(load).collect()
 }

@@ -3,7 +3,7 @@
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::{Numeric, Published, PublishedRow, Workload};
+use super::{DefaultValue, Numeric, Published, PublishedRow, Workload};
 use crate::config::{ConfigError, Document, listed, suggestion};
 use crate::dtype::Dtype;
 use crate::graph::Precision;
@@ -220,7 +220,10 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
         }
     } else {
         if file.pass == Pass::Forward && file.layer.mechanism.uses("chunk") {
-            defaults.push("program: one head and one chunk (default)".to_owned());
+            defaults.push(DefaultValue {
+                field: "program".to_owned(),
+                value: "one head and one chunk".to_owned(),
+            });
         }
         Program { heads: 1, chunks: 1 }
     };
@@ -477,7 +480,7 @@ fn layer(
     file: &LayerFile,
     pass: Pass,
     document: &Document,
-    defaults: &mut Vec<String>,
+    defaults: &mut Vec<DefaultValue>,
     errors: &mut Vec<ConfigError>,
 ) -> Option<Layer> {
     let before = errors.len();
@@ -1056,7 +1059,7 @@ fn unread(pass: Pass, field: &str) -> bool {
 struct Defaults<'a> {
     mechanism: &'static Mechanism,
     pass: Pass,
-    list: &'a mut Vec<String>,
+    list: &'a mut Vec<DefaultValue>,
 }
 
 impl Defaults<'_> {
@@ -1065,8 +1068,10 @@ impl Defaults<'_> {
         written.unwrap_or_else(|| {
             if self.mechanism.uses(field) && !unread(self.pass, field) {
                 let value = serde_json::to_string(&usual).unwrap_or_default();
-                self.list
-                    .push(format!("layer.{field}: {} (default)", value.trim_matches('"')));
+                self.list.push(DefaultValue {
+                    field: format!("layer.{field}"),
+                    value: value.trim_matches('"').to_owned(),
+                });
             }
             usual
         })

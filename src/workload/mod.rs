@@ -43,6 +43,21 @@ pub struct Published {
     pub rows: Vec<PublishedRow>,
 }
 
+/// A field that a file leaves out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DefaultValue {
+    /// Dotted path of the field.
+    pub field: String,
+    /// The value taken.
+    pub value: String,
+}
+
+impl std::fmt::Display for DefaultValue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {} (default)", self.field, self.value)
+    }
+}
+
 /// A checked workload.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Workload {
@@ -63,7 +78,7 @@ pub struct Workload {
     /// What the file itself marks as inferred.
     pub inferred: Vec<String>,
     /// Fields the file leaves out, with the value taken.
-    pub defaults: Vec<String>,
+    pub defaults: Vec<DefaultValue>,
 }
 
 impl Workload {
