@@ -765,6 +765,123 @@ fn the_file_that_init_writes_runs() -> Outcome {
 }
 
 #[test]
+fn what_init_writes_names_the_schema_that_is_printed() -> Outcome {
+    let home = tempfile::tempdir()?;
+    for (init, kind) in [
+        (&["init", "w.yaml"][..], "workload"),
+        (&["hw", "init", "h.yaml"], "hardware"),
+    ] {
+        let said = succeeds(home.path(), init)?;
+        let (_, rest) = said.split_once("once `").ok_or("no hint")?;
+        let hint = rest.split('`').next().unwrap_or_default();
+        let (command, file) = hint.split_once(" > ").ok_or("no file")?;
+        assert_eq!(command, format!("tpusim schema {kind}"));
+        let text = fs::read_to_string(home.path().join(init.last().ok_or("file")?))?;
+        let line = format!("# yaml-language-server: $schema={file}");
+        assert_eq!(text.lines().next(), Some(line.as_str()));
+        let schema = json(home.path(), &["schema", kind])?;
+        assert_eq!(schema["$schema"], "http://json-schema.org/draft-07/schema#");
+    }
+    for format in ["table", "csv"] {
+        let list = succeeds(home.path(), &["schema", "--format", format])?;
+        assert_eq!(list.lines().count(), 4, "{list}");
+    }
+    assert_eq!(
+        json(home.path(), &["schema", "--format", "json"])?
+            .as_array()
+            .map(Vec::len),
+        Some(3)
+    );
+    assert!(refuses(home.path(), &["schema", "workloads"])?.contains("workload"));
+    Ok(())
+}
+
+/// What another program prints for `script`, or `None` where it is not installed.
+fn fed(program: &str, args: &[&str], script: &str) -> Result<Option<Output>, Box<dyn std::error::Error>> {
+    use std::io::Write;
+    use std::process::Stdio;
+    let started = Command::new(program)
+        .args(args)
+        .env("MANPAGER", "cat")
+        .env("PAGER", "cat")
+        .env("MANWIDTH", "100")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = match started {
+        Ok(child) => child,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    child
+        .stdin
+        .take()
+        .ok_or("no stdin")?
+        .write_all(script.as_bytes())?;
+    Ok(Some(child.wait_with_output()?))
+}
+
+#[test]
+fn completions_are_scripts_of_their_shells() -> Outcome {
+    let home = tempfile::tempdir()?;
+    let bash = succeeds(home.path(), &["completions", "bash"])?;
+    for word in ["compare", "--hw-a", "whitening", "hw__subcmd__show"] {
+        assert!(bash.contains(word), "no {word}");
+    }
+    if let Some(parsed) = fed("bash", &["-n"], &bash)? {
+        assert!(parsed.status.success() && parsed.stderr.is_empty(), "{parsed:?}");
+    }
+    // The words that bash offers are the commands.
+    let ask = format!(
+        "{bash}\nCOMP_WORDS=(tpusim com); COMP_CWORD=1; _tpusim tpusim com tpusim; echo \"${{COMPREPLY[@]}}\"\n"
+    );
+    if let Some(found) = fed("bash", &["--norc"], &ask)? {
+        assert_eq!(String::from_utf8(found.stdout)?.trim(), "compare completions");
+    }
+    for (shell, word) in [
+        ("zsh", "#compdef tpusim"),
+        ("fish", "complete -c tpusim"),
+        ("elvish", "tpusim"),
+        ("powershell", "tpusim"),
+    ] {
+        assert!(
+            succeeds(home.path(), &["completions", shell])?.contains(word),
+            "{shell}"
+        );
+    }
+    assert!(refuses(home.path(), &["completions", "cmd"])?.contains("bash"));
+    Ok(())
+}
+
+#[test]
+fn pages_of_the_manual_render() -> Outcome {
+    let home = tempfile::tempdir()?;
+    for (args, title) in [
+        (&["man"][..], "tpusim(1)"),
+        (&["man", "compare"], "tpusim-compare(1)"),
+        (&["man", "hw", "show"], "tpusim-hw-show(1)"),
+    ] {
+        let page = succeeds(home.path(), args)?;
+        let heading = title.trim_end_matches("(1)");
+        assert!(page.contains(&format!(".TH {heading} 1")), "{page}");
+        if let Some(shown) = fed("man", &["-l", "-"], &page)? {
+            assert!(shown.status.success() && shown.stderr.is_empty(), "{shown:?}");
+            let text = String::from_utf8_lossy(&shown.stdout).into_owned();
+            assert!(
+                text.contains("SYNOPSIS") && text.to_lowercase().contains(title),
+                "{text}"
+            );
+        }
+    }
+    let message = refuses(home.path(), &["man", "compair"])?;
+    assert!(message.contains("did you mean `compare`?"), "{message}");
+    let message = refuses(home.path(), &["man", "run", "x"])?;
+    assert!(message.contains("`run` has no commands"), "{message}");
+    Ok(())
+}
+
+#[test]
 fn quiet_leaves_stderr_empty() -> Outcome {
     let home = home()?;
     let run = ["run", "small.yaml", "--numeric", "off"];

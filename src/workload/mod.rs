@@ -3,6 +3,8 @@
 mod file;
 mod load;
 mod stack;
+#[cfg(test)]
+mod tests;
 
 pub use load::{load, load_baseline, shipped, shipped_stacks, shipped_text};
 pub use stack::{Stack, StackLayer, load_stack};
@@ -107,4 +109,16 @@ impl Workload {
             ..self.layer.clone()
         }
     }
+}
+
+/// JSON schema of workload files, from the structs that read them.
+#[must_use]
+pub fn schema(generator: schemars::SchemaGenerator) -> schemars::Schema {
+    file::schema(generator)
+}
+
+/// JSON schema of stacks, from the structs that read them.
+#[must_use]
+pub fn stack_schema(generator: schemars::SchemaGenerator) -> schemars::Schema {
+    stack::schema(generator)
 }
