@@ -12,6 +12,7 @@ use crate::config::Document;
 use crate::dtype::Dtype;
 use crate::hardware::{self, Architecture, Chip, Provenance, PublishedFigure};
 use crate::report::table::{Cell, Column, Format, Table};
+use crate::schema::Kind;
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Hertz, Seconds};
 
 /// How a command ended that did what it was asked.
@@ -645,6 +646,7 @@ pub fn init(out: &mut impl Write, path: &str) -> anyhow::Result<Outcome> {
     file.write_all(hardware::TEMPLATE.as_bytes())
         .with_context(|| format!("cannot write `{path}`"))?;
     writeln!(out, "wrote {path}; fill it in, then run `tpusim hw check {path}`")?;
+    writeln!(out, "{}", super::init::schema_hint(Kind::Hardware))?;
     Ok(Outcome::Done)
 }
 
@@ -753,7 +755,7 @@ mod tests {
         let (message, outcome) = text(|out| check(out, Some(&name), Format::Table));
         assert_eq!(outcome, None);
         assert!(
-            message.contains("mine.yaml:31:9: matrix_unit.rows: expected a whole number"),
+            message.contains("mine.yaml:32:9: matrix_unit.rows: expected a whole number"),
             "{message}"
         );
         Ok(())

@@ -1,5 +1,7 @@
 //! The command line: one file per command, each a thin shell over the library.
 
+mod compare;
+mod completions;
 mod explain;
 mod fit;
 pub mod hw;
@@ -8,6 +10,7 @@ mod list;
 mod predict;
 mod probe;
 mod run;
+mod schema;
 mod stack;
 mod validate;
 mod whatif;
@@ -17,7 +20,7 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
 use anyhow::Context;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
 pub use hw::Outcome;
@@ -122,6 +125,8 @@ enum Command {
     Whatif(whatif::WhatifArgs),
     /// Numeric probes: what the state of a mechanism remembers, overwrites and rounds
     Probe(probe::ProbeArgs),
+    /// Two workloads or results side by side: speedups with intervals, bounds, inputs
+    Compare(compare::CompareArgs),
     /// Take one number of a run apart
     Explain(explain::ExplainArgs),
     /// Time every case of a CSV file
@@ -137,8 +142,14 @@ enum Command {
     List,
     /// Second-order solvers side by side: work, definiteness, error, time of the layer
     Whitening(whitening::WhiteningArgs),
+    /// JSON schema of a kind of YAML file, for editors that complete and check
+    Schema(schema::SchemaArgs),
     /// Write a commented workload to start from
     Init(init::InitArgs),
+    /// Completion script of a shell
+    Completions(completions::CompletionsArgs),
+    /// Page of the manual, for `man -l -`
+    Man(completions::ManArgs),
 }
 
 #[derive(Debug, Subcommand)]
@@ -203,6 +214,7 @@ impl Cli {
             Command::Run(args) => run::execute(&mut out, args, &self.global),
             Command::Whatif(args) => whatif::execute(&mut out, args, &self.global),
             Command::Probe(args) => probe::execute(&mut out, args, &self.global),
+            Command::Compare(args) => compare::execute(&mut out, args, &self.global),
             Command::Explain(args) => explain::execute(&mut out, args),
             Command::Fit(args) => fit::execute(&mut out, args, &self.global),
             Command::Validate(args) => validate::execute(&mut out, args, &self.global),
@@ -214,8 +226,11 @@ impl Cli {
             Command::Hw(HwCommand::Check { file }) => hw::check(&mut out, file.as_deref(), format),
             Command::Hw(HwCommand::Init { file }) => hw::init(&mut out, file),
             Command::Whitening(args) => whitening::execute(&mut out, args, &self.global),
+            Command::Schema(args) => schema::execute(&mut out, args, &self.global),
             Command::List => list::execute(&mut out, format),
             Command::Init(args) => init::execute(&mut out, args),
+            Command::Completions(args) => completions::completions(&mut out, args, Cli::command()),
+            Command::Man(args) => completions::man(&mut out, args, Cli::command()),
         }
     }
 }

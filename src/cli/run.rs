@@ -159,9 +159,20 @@ pub(super) fn load_chips(
     document: &Document,
 ) -> Result<Chips, ConfigError> {
     let (set, _) = split_overrides(&args.set)?;
-    chip_names(&args.hw, &args.workload, hardware, document)?
+    chips_of(&args.hw, &set, &args.workload, hardware, document)
+}
+
+/// The chips called `hw`, or where there are none those that the workload `source` names as `hardware`, with the overrides `set`.
+pub(super) fn chips_of(
+    hw: &[String],
+    set: &[&String],
+    source: &str,
+    hardware: &[String],
+    document: &Document,
+) -> Result<Chips, ConfigError> {
+    chip_names(hw, source, hardware, document)?
         .iter()
-        .map(|name| hardware::load_with(name, &set))
+        .map(|name| hardware::load_with(name, set))
         .collect()
 }
 

@@ -154,7 +154,7 @@ fn provenance(
 ) -> Provenance {
     let digests: Vec<String> = chips.iter().map(|(_, document)| document.digest()).collect();
     let mut inferred = workload.inferred.clone();
-    inferred.extend(workload.defaults.iter().cloned());
+    inferred.extend(workload.defaults.iter().map(ToString::to_string));
     Provenance {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         hardware_digest: digests.join("+"),

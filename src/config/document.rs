@@ -206,6 +206,31 @@ impl Document {
         self.error(location, format!("{path}: {}", message.as_ref()))
     }
 
+    /// Every field that is no map with its dotted path and its value on one line, overrides included, in the order of the file. `skip` leaves out a path with
+    /// all below it.
+    #[must_use]
+    pub fn fields(&self, skip: impl Fn(&str) -> bool) -> Vec<(String, String)> {
+        fn walk(node: &Node, path: &str, skip: &dyn Fn(&str) -> bool, out: &mut Vec<(String, String)>) {
+            let Value::Map(entries) = &node.value else {
+                out.push((path.to_owned(), node.value.line()));
+                return;
+            };
+            for (key, child) in entries {
+                let path = if path.is_empty() {
+                    key.name.clone()
+                } else {
+                    format!("{path}.{}", key.name)
+                };
+                if !skip(&path) {
+                    walk(child, &path, skip, out);
+                }
+            }
+        }
+        let mut out = Vec::new();
+        walk(&self.root, "", &skip, &mut out);
+        out
+    }
+
     /// Identifies the contents with their overrides: the first 16 hexadecimal digits of a SHA-256 over the
     /// tree, the same for any layout, order of keys or comments.
     #[must_use]

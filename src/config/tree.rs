@@ -60,6 +60,29 @@ impl Value {
         }
     }
 
+    /// The value on one line, numbers and text as a file has them: what two files are compared by.
+    pub(super) fn line(&self) -> String {
+        match self {
+            Value::Null => "null".to_owned(),
+            Value::Bool(value) => value.to_string(),
+            Value::Int(value) => value.to_string(),
+            // `5` and `5.0` are the same number.
+            Value::Float(value) => value.to_string(),
+            Value::String(value) => value.clone(),
+            Value::Seq(items) => {
+                let items: Vec<String> = items.iter().map(|item| item.value.line()).collect();
+                format!("[{}]", items.join(", "))
+            }
+            Value::Map(entries) => {
+                let entries: Vec<String> = entries
+                    .iter()
+                    .map(|(key, node)| format!("{}: {}", key.name, node.value.line()))
+                    .collect();
+                format!("{{ {} }}", entries.join(", "))
+            }
+        }
+    }
+
     /// Appends a text that is the same for the same contents, however a file is laid out.
     pub(super) fn canonical(&self, out: &mut String) {
         match self {

@@ -31,3 +31,9 @@ pub use load::{
     TEMPLATE, check_schema, from_document, is_path, load, load_uncalibrated, load_with, name_of, read,
     shipped,
 };
+
+/// JSON schema of hardware files, from the structs that read them.
+#[must_use]
+pub fn schema(generator: schemars::SchemaGenerator) -> schemars::Schema {
+    file::schema(generator)
+}

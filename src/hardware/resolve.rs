@@ -4,7 +4,7 @@ use super::chip::{
     Architecture, Chip, ClockState, Hbm, Interconnect, Latency, MatrixUnit, OnChipMemory, PublishedFigure,
     VectorSlots, VectorUnit, dtype_named,
 };
-use super::file::ChipFile;
+use super::file::{ChipFile, LARGEST_ARRAY_COUNT};
 use crate::coefficients::Coefficients;
 use crate::config::{ConfigError, Document, listed, suggestion};
 use crate::dtype::Dtype;
@@ -119,9 +119,6 @@ pub(super) fn resolve(name: &str, document: &Document) -> Result<Chip, ConfigErr
         unknown: file.unknown,
     })
 }
-
-/// Largest count of matrix arrays in a core: a schedule has a lane for each.
-const LARGEST_ARRAY_COUNT: u32 = 64;
 
 /// Values that are read but mean nothing.
 fn complaints(file: &ChipFile, document: &Document) -> Vec<ConfigError> {

@@ -28,7 +28,7 @@ impl Cell {
 type Take = fn(&ChipResult, &PlanResult, &StageResult) -> Cell;
 
 /// Header and content of every column.
-const COLUMNS: [(&str, Take); 38] = [
+const COLUMNS: [(&str, Take); 40] = [
     ("chip", |chip, _, _| Cell::Text(chip.name.clone())),
     ("device", |chip, _, _| Cell::Text(chip.device.clone())),
     ("cores_count", |chip, _, _| Cell::Count(u64::from(chip.cores))),
@@ -42,6 +42,12 @@ const COLUMNS: [(&str, Take); 38] = [
     ("high_us", |_, _, row| Cell::Maybe(row.high_us)),
     ("interval_from", |_, _, row| {
         Cell::Text(row.interval_from.map_or("", Evidence::name).to_owned())
+    }),
+    ("family", |_, _, row| {
+        Cell::Text(row.family.clone().unwrap_or_default())
+    }),
+    ("speedup_error_ratio", |_, _, row| {
+        Cell::Maybe(row.speedup_error_ratio)
     }),
     ("bound", |_, _, row| Cell::Text(row.bound.to_string())),
     ("next_bound", |_, _, row| Cell::Text(row.next_bound.to_string())),

@@ -4,8 +4,8 @@
 //! other chip is invented to look plausible. Nothing here is a prediction.
 
 use super::result::{
-    Bound, ChipResult, NumericResult, PlanResult, Provenance, PublishedComparison, PublishedRow, Roof, Roofs,
-    RunResult, SCHEMA, StageResult,
+    Bound, ChipResult, HardwareInputs, Inputs, NumericResult, PlanResult, Provenance, PublishedComparison,
+    PublishedRow, Roof, Roofs, RunResult, SCHEMA, StageResult,
 };
 
 /// Name, title, cores, device, clock, matrix roofs (T/s), vector and transcendental roofs (T/s), HBM (TB/s),
@@ -236,6 +236,8 @@ fn stage(machine: &Machine, line: &Line, intervals: bool) -> StageResult {
         low_us: intervals.then_some(0.9 * time_us),
         interval_from: intervals.then_some(crate::hardware::Evidence::SameChip),
         high_us: intervals.then_some(1.12 * time_us),
+        family: intervals.then(|| "matmul".to_owned()),
+        speedup_error_ratio: intervals.then_some(1.15),
         bound,
         next_bound,
         mxu_us,
@@ -419,5 +421,16 @@ fn run(machines: &[Machine], intervals: bool) -> RunResult {
                 "model width 1024 and one core: the published table does not print its sizes".to_owned(),
             ],
         },
+        inputs: Some(Inputs {
+            workload: vec!["layer.chunk=64".to_owned(), "layer.mechanism=sla".to_owned()],
+            hardware: machines
+                .iter()
+                .map(|machine| HardwareInputs {
+                    chip: machine.name.to_owned(),
+                    fields: vec![format!("matrix_unit.count={}", machine.cores)],
+                })
+                .collect(),
+            calibration: Vec::new(),
+        }),
     }
 }

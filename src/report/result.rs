@@ -92,6 +92,11 @@ pub struct StageResult {
     pub high_us: Option<f64>,
     /// The measured rows that make the interval.
     pub interval_from: Option<Evidence>,
+    /// Family of measured kernels that it counts as one of; rows of one family on one chip are off together. Absent in results of earlier versions.
+    pub family: Option<String>,
+    /// Factor, above 1, that the ratio of this time to that of another row of the family on the chip is off by at most, in 80 % of such pairs; absent where
+    /// nothing comparable was measured.
+    pub speedup_error_ratio: Option<f64>,
     /// What binds it.
     pub bound: Bound,
     /// What would bind it next, were the first bound removed.
@@ -303,6 +308,26 @@ pub struct Provenance {
     pub inferred: Vec<String>,
 }
 
+/// Fields of a hardware file that its times follow from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HardwareInputs {
+    /// Name of the hardware file.
+    pub chip: String,
+    /// `field=value`, sorted by field; sources and notes left out.
+    pub fields: Vec<String>,
+}
+
+/// What the times of a run follow from, field by field, so that two results can be compared without the files they came from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inputs {
+    /// `field=value` of the workload, overrides and values of fields left out among them, sorted by field.
+    pub workload: Vec<String>,
+    /// The chips, in the order of the run.
+    pub hardware: Vec<HardwareInputs>,
+    /// `name=value` of the fitted coefficients and of the fitted quantities of the chips of the run, sorted by name.
+    pub calibration: Vec<String>,
+}
+
 /// The result of `tpusim run`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunResult {
@@ -326,4 +351,6 @@ pub struct RunResult {
     pub warnings: Vec<String>,
     /// Where it comes from.
     pub provenance: Provenance,
+    /// What it follows from, field by field; absent in results of earlier versions.
+    pub inputs: Option<Inputs>,
 }

@@ -2,6 +2,7 @@
 
 pub mod calls;
 pub mod check;
+pub mod compare;
 pub mod cross_check;
 pub mod decode;
 pub mod predict;

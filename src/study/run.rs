@@ -11,8 +11,8 @@ use crate::kernels::{Kernel, Lowerer, Plan};
 use crate::layer::{Layer, Pass};
 use crate::mechanisms::{self, LayerGraph};
 use crate::report::result::{
-    ChipResult, NumericResult, PlanResult, Provenance, PublishedComparison, PublishedRow, Roof, Roofs,
-    RunResult, SCHEMA, StageResult,
+    ChipResult, HardwareInputs, Inputs, NumericResult, PlanResult, Provenance, PublishedComparison,
+    PublishedRow, Roof, Roofs, RunResult, SCHEMA, StageResult,
 };
 use crate::timing::{KernelTime, Remark, time_kernel};
 use crate::units::FlopsPerSecond;
@@ -115,7 +115,7 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
     warnings.extend(padding_warning(&workload.layer));
     let digests: Vec<String> = request.chips.iter().map(|(_, d)| d.digest()).collect();
     let mut inferred = workload.inferred.clone();
-    inferred.extend(workload.defaults.iter().cloned());
+    inferred.extend(workload.defaults.iter().map(ToString::to_string));
     warnings.extend(numeric_warnings(request.numeric.as_ref()));
     let mut result = RunResult {
         schema: SCHEMA.to_owned(),
@@ -135,6 +135,7 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
             overrides: request.overrides,
             inferred,
         },
+        inputs: Some(inputs(workload, document, request.chips)),
     };
     result.headline = headline(workload, &result);
     if let Some(node) = result
@@ -148,6 +149,66 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
         );
     }
     Ok(result)
+}
+
+/// Keys of a workload that no time depends on.
+const UNTIMED: [&str; 6] = ["name", "hardware", "baseline", "numeric", "published", "inferred"];
+/// Keys of a hardware file, in any block, that no time depends on.
+const UNTIMED_HARDWARE: [&str; 7] = [
+    "title",
+    "kind",
+    "source",
+    "note",
+    "except",
+    "published",
+    "unknown",
+];
+
+/// What the times of a run follow from.
+fn inputs(workload: &Workload, document: &Document, chips: &Chips) -> Inputs {
+    let lines = |fields: BTreeMap<String, String>| {
+        fields
+            .into_iter()
+            .map(|(field, value)| format!("{field}={value}"))
+            .collect()
+    };
+    let mut of_workload: BTreeMap<String, String> = document
+        .fields(|path| UNTIMED.contains(&path))
+        .into_iter()
+        .collect();
+    for default in &workload.defaults {
+        of_workload.insert(default.field.clone(), default.value.clone());
+    }
+    let of_chip = |document: &Document| -> BTreeMap<String, String> {
+        let untimed =
+            |path: &str| UNTIMED_HARDWARE.contains(&path.rsplit_once('.').map_or(path, |(_, key)| key));
+        document.fields(untimed).into_iter().collect()
+    };
+    let calibration = hardware::shipped_calibration();
+    let mut fitted: BTreeMap<String, String> = calibration
+        .coefficients
+        .iter()
+        .map(|(name, fitted)| (name.clone(), fitted.value.to_string()))
+        .collect();
+    for (chip, _) in chips {
+        for (quantity, value) in calibration.chips.get(&chip.name).into_iter().flatten() {
+            fitted.insert(
+                format!("{} {}", chip.name, quantity.name()),
+                value.value.to_string(),
+            );
+        }
+    }
+    Inputs {
+        workload: lines(of_workload),
+        hardware: chips
+            .iter()
+            .map(|(chip, document)| HardwareInputs {
+                chip: chip.name.clone(),
+                fields: lines(of_chip(document)),
+            })
+            .collect(),
+        calibration: lines(fitted),
+    }
 }
 
 /// The kernels of a plan.
@@ -299,6 +360,8 @@ fn time_plan(
             low_us: interval.map(|interval| interval.low_us),
             high_us: interval.map(|interval| interval.high_us),
             interval_from: interval.map(|interval| interval.evidence),
+            family: Some(family(kernel, &workload.layer, chip)),
+            speedup_error_ratio: interval.map(|interval| interval.speedup_error_ratio),
             ..stage_result(kernel, &time, published_us)
         };
         match stages.last_mut() {
@@ -431,6 +494,8 @@ fn stage_result(kernel: &Kernel, time: &KernelTime, published_us: Option<f64>) -
         low_us: None,
         high_us: None,
         interval_from: None,
+        family: None,
+        speedup_error_ratio: None,
         bound: time.bound,
         next_bound: time.next_bound,
         mxu_us: time.mxu_us,
@@ -479,6 +544,11 @@ fn joined(first: &StageResult, second: &StageResult) -> StageResult {
         interval_from: first
             .interval_from
             .zip(second.interval_from)
+            .map(|(a, b)| a.max(b)),
+        family: longer.family.clone(),
+        speedup_error_ratio: first
+            .speedup_error_ratio
+            .zip(second.speedup_error_ratio)
             .map(|(a, b)| a.max(b)),
         bound: longer.bound,
         next_bound: longer.next_bound,
