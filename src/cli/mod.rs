@@ -133,7 +133,7 @@ enum Command {
     /// Accelerators: list, show, check, init
     #[command(subcommand)]
     Hw(HwCommand),
-    /// Shipped workloads
+    /// Shipped workloads, and studies for `whatif`
     List,
     /// Second-order solvers side by side: work, definiteness, error, time of the layer
     Whitening(whitening::WhiteningArgs),
