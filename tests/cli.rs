@@ -692,7 +692,10 @@ fn lists_name_everything_shipped() -> Outcome {
             .map(str::to_owned)
             .collect())
     };
-    for (command, folder) in [(&["list"][..], "workloads"), (&["hw", "list"][..], "hw")] {
+    for (command, folders) in [
+        (&["list"][..], &["workloads", "workloads/studies"][..]),
+        (&["hw", "list"][..], &["hw"][..]),
+    ] {
         let listed = json(home.path(), &[command, &["--format", "json"]].concat())?;
         let listed: BTreeSet<String> = listed
             .as_array()
@@ -700,7 +703,11 @@ fn lists_name_everything_shipped() -> Outcome {
             .flatten()
             .filter_map(|entry| entry["name"].as_str().map(str::to_owned))
             .collect();
-        assert_eq!(listed, files(folder)?);
+        let mut shipped = BTreeSet::new();
+        for folder in folders {
+            shipped.extend(files(folder)?);
+        }
+        assert_eq!(listed, shipped);
         let table = succeeds(home.path(), command)?;
         let csv = succeeds(home.path(), &[command, &["--format", "csv"]].concat())?;
         assert_eq!(csv.lines().count(), listed.len() + 1);

@@ -44,11 +44,11 @@ enum ColorChoice {
 /// Options of every command.
 #[derive(Debug, Args)]
 struct Global {
-    /// How results are printed
-    #[arg(long, global = true, value_enum, default_value_t)]
+    /// How results are printed: table, json, csv
+    #[arg(long, global = true, value_enum, default_value_t, hide_possible_values = true)]
     format: Format,
-    /// When to colour the output
-    #[arg(long, global = true, value_enum, default_value_t)]
+    /// When to colour the output: auto, always, never
+    #[arg(long, global = true, value_enum, default_value_t, hide_possible_values = true)]
     color: ColorChoice,
     /// No messages on stderr but errors
     #[arg(long, short, global = true)]
@@ -138,7 +138,7 @@ enum Command {
     /// Accelerators: list, show, check, init
     #[command(subcommand)]
     Hw(HwCommand),
-    /// Shipped workloads
+    /// Shipped workloads, and studies for `whatif`
     List,
     /// Second-order solvers side by side: work, definiteness, error, time of the layer
     Whitening(whitening::WhiteningArgs),
