@@ -162,7 +162,8 @@ fn choice(row: &Row, chip: &Chip) -> Option<Choice> {
     let names = kernel.names(chip);
     let winner: Vec<u64> = names.iter().map(|name| case.get(name)).collect::<Option<_>>()?;
     let mut candidates = kernel.search(&case, &winner, chip);
-    candidates.retain(|blocks| kernel.bytes(&case, blocks, chip) as f64 <= chip.on_chip.capacity.get());
+    let room = chip.on_chip.scoped().get();
+    candidates.retain(|blocks| kernel.bytes(&case, blocks, chip) as f64 <= room);
     let us = |blocks: &[u64]| {
         let row = Row {
             params: with_blocks(&row.params, names, blocks),
@@ -336,7 +337,12 @@ impl Kernel {
                     Architecture::Tpu => sum(&[
                         saturating(&[2, moved]),
                         saturating(&[2, m, n, a]),
-                        saturating(&[4, m, n]),
+                        // Sums of a depth that is not cut are the output.
+                        if k < case.size("k") {
+                            saturating(&[4, m, n])
+                        } else {
+                            0
+                        },
                     ]),
                     Architecture::Gpu => moved,
                 }

@@ -217,6 +217,9 @@ fn described(chip: &Chip) -> Vec<Entry<'_>> {
                 "B",
                 &memory.provenance,
             ));
+            if let Some(limit) = memory.scoped_limit {
+                entries.push(entry(block, "scoped_limit", limit.get(), "B", &memory.provenance));
+            }
         }
     }
     let hbm = &chip.hbm;

@@ -169,8 +169,21 @@ pub struct Latency {
 pub struct OnChipMemory {
     /// Capacity per core.
     pub capacity: Bytes,
+    /// What the compiler gives one kernel that does not ask for more, where it is known.
+    pub scoped_limit: Option<Bytes>,
     /// Source.
     pub provenance: Provenance,
+}
+
+impl OnChipMemory {
+    /// What a kernel can take that does not ask for more: the limit of the compiler where it is known, and never more than there is.
+    #[must_use]
+    pub fn scoped(&self) -> Bytes {
+        match self.scoped_limit {
+            Some(limit) if limit < self.capacity => limit,
+            _ => self.capacity,
+        }
+    }
 }
 
 /// Device memory. Capacity and bandwidth are those of the whole chip.

@@ -48,7 +48,7 @@ pub(super) struct ChipFile {
     /// Latencies of the units, in cycles.
     pub(super) latency: LatencyFile,
     /// Memory of one core that kernels manage themselves: VMEM, shared memory.
-    pub(super) on_chip: MemoryFile,
+    pub(super) on_chip: OnChipFile,
     #[serde(default)]
     /// Last-level cache of the chip.
     pub(super) cache: Option<MemoryFile>,
@@ -246,7 +246,17 @@ block! {
 }
 
 block! {
-    /// On-chip memory or a cache.
+    /// Memory of one core that kernels manage themselves.
+    OnChipFile {
+        /// Capacity.
+        capacity: Bytes,
+        /// What the compiler gives one kernel that does not ask for more; left out where nobody has published it.
+        scoped_limit: Option<Bytes>,
+    }
+}
+
+block! {
+    /// A cache.
     MemoryFile {
         /// Capacity.
         capacity: Bytes,

@@ -87,11 +87,13 @@ pub(super) fn resolve(name: &str, document: &Document) -> Result<Chip, ConfigErr
         },
         on_chip: OnChipMemory {
             capacity: file.on_chip.capacity,
+            scoped_limit: file.on_chip.scoped_limit,
             provenance: file.on_chip.provenance(document, "on_chip")?,
         },
         cache: match &file.cache {
             Some(cache) => Some(OnChipMemory {
                 capacity: cache.capacity,
+                scoped_limit: None,
                 provenance: cache.provenance(document, "cache")?,
             }),
             None => None,
