@@ -7,6 +7,7 @@ mod init;
 mod list;
 mod predict;
 mod probe;
+mod roofline;
 mod run;
 mod stack;
 mod validate;
@@ -117,6 +118,8 @@ pub struct Cli {
 enum Command {
     /// Time a workload on its chips, check its numerics, write a report
     Run(run::RunArgs),
+    /// Draw the roofline of a workload on its chips, for a paper
+    Roofline(roofline::RooflineArgs),
     /// Numeric probes: what the state of a mechanism remembers, overwrites and rounds
     Probe(probe::ProbeArgs),
     /// Take one number of a run apart
@@ -198,6 +201,7 @@ impl Cli {
         let format = self.global.format;
         match &self.command {
             Command::Run(args) => run::execute(&mut out, args, &self.global),
+            Command::Roofline(args) => roofline::execute(&mut out, args, &self.global),
             Command::Probe(args) => probe::execute(&mut out, args, &self.global),
             Command::Explain(args) => explain::execute(&mut out, args),
             Command::Fit(args) => fit::execute(&mut out, args, &self.global),

@@ -158,18 +158,25 @@ pub(super) fn load_chips(
     hardware: &[String],
     document: &Document,
 ) -> Result<Chips, ConfigError> {
-    let (set, _) = split_overrides(&args.set)?;
-    if !args.hw.is_empty() {
-        return args
-            .hw
-            .iter()
-            .map(|name| hardware::load_with(name, &set))
-            .collect();
+    chips(&args.workload, &args.hw, &args.set, hardware, document)
+}
+
+/// The chips named by `hw`, or those that `document`, the file of `workload`, names as `hardware`; with the overrides of `set` that are theirs.
+pub(super) fn chips(
+    workload: &str,
+    hw: &[String],
+    set: &[String],
+    hardware: &[String],
+    document: &Document,
+) -> Result<Chips, ConfigError> {
+    let (set, _) = split_overrides(set)?;
+    if !hw.is_empty() {
+        return hw.iter().map(|name| hardware::load_with(name, &set)).collect();
     }
     let load = |(i, name): (usize, &String)| -> Result<(Chip, Document), ConfigError> {
         if hardware::is_path(name) {
             // A file of the user goes where the workload that names it goes.
-            let beside = Path::new(&args.workload).with_file_name(name);
+            let beside = Path::new(workload).with_file_name(name);
             let found = [beside.as_path(), Path::new(name)]
                 .into_iter()
                 .find(|path| path.exists());
