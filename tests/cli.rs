@@ -977,6 +977,49 @@ fn a_numeric_check_that_overflows_ends_with_1() -> Outcome {
     Ok(())
 }
 
+/// The picture alone: one marker per row of the plan asked for and one in the key, on the paper asked for, as often as it is asked the same.
+#[test]
+fn a_roofline_is_drawn_alone() -> Outcome {
+    let home = home()?;
+    let args = [
+        "roofline",
+        "small.yaml",
+        "--hw",
+        "tpu-v6e,h100-sxm",
+        "--plan",
+        "fused",
+        "--theme",
+        "dark",
+        "--untitled",
+        "--out",
+        "deep/figure.2",
+    ];
+    succeeds(home.path(), &args)?;
+    let folder = home.path().join("deep");
+    assert_eq!(
+        names(&folder)?,
+        BTreeSet::from(["figure.2.png".to_owned(), "figure.2.svg".to_owned()])
+    );
+    let first = contents(&folder)?;
+    let svg = fs::read_to_string(folder.join("figure.2.svg"))?;
+    let rows = json(
+        home.path(),
+        &["run", "small.yaml", "--format", "json", "--numeric", "off"],
+    )?;
+    let fused = rows["chips"][0]["plans"][1]["stages"]
+        .as_array()
+        .map_or(0, Vec::len);
+    assert_eq!(svg.matches("<circle").count(), 2 * fused + 1);
+    assert!(!svg.contains("Roofline: ") && !svg.contains("#FFFFFF"));
+    succeeds(home.path(), &args)?;
+    assert_eq!(contents(&folder)?, first);
+    let error = refuses(home.path(), &["roofline", "small.yaml", "--plan", "fussed"])?;
+    assert!(error.contains("did you mean `fused`?"), "{error}");
+    let error = refuses(home.path(), &["roofline", "hybrid_7L1A"])?;
+    assert!(error.contains("stack of layers"), "{error}");
+    Ok(())
+}
+
 #[test]
 fn help_is_short_and_current() -> Outcome {
     let home = tempfile::tempdir()?;
@@ -985,6 +1028,7 @@ fn help_is_short_and_current() -> Outcome {
     for (name, args) in [
         ("tpusim", &["-h"][..]),
         ("run", &["run", "-h"]),
+        ("roofline", &["roofline", "-h"]),
         ("hw", &["hw", "-h"]),
         ("hw_show", &["hw", "show", "-h"]),
         ("init", &["init", "-h"]),

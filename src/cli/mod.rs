@@ -9,6 +9,7 @@ mod init;
 mod list;
 mod predict;
 mod probe;
+mod roofline;
 mod run;
 mod schema;
 mod stack;
@@ -123,6 +124,8 @@ enum Command {
     Run(run::RunArgs),
     /// Time a workload over many values of its fields and of its chips
     Whatif(whatif::WhatifArgs),
+    /// Draw the roofline of a workload on its chips, for a paper
+    Roofline(roofline::RooflineArgs),
     /// Numeric probes: what the state of a mechanism remembers, overwrites and rounds
     Probe(probe::ProbeArgs),
     /// Two workloads or results side by side: speedups with intervals, bounds, inputs
@@ -213,6 +216,7 @@ impl Cli {
         match &self.command {
             Command::Run(args) => run::execute(&mut out, args, &self.global),
             Command::Whatif(args) => whatif::execute(&mut out, args, &self.global),
+            Command::Roofline(args) => roofline::execute(&mut out, args, &self.global),
             Command::Probe(args) => probe::execute(&mut out, args, &self.global),
             Command::Compare(args) => compare::execute(&mut out, args, &self.global),
             Command::Explain(args) => explain::execute(&mut out, args),

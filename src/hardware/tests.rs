@@ -433,3 +433,16 @@ fn hardware_files_and_their_schema_agree() -> Result<(), Box<dyn std::error::Err
     assert!(compared > 25, "only {compared}");
     Ok(())
 }
+
+/// The scaling book (jax-ml.github.io/scaling-book) gives VMEM of TPU v5e about 22 times the bandwidth of its HBM.
+#[test]
+fn on_chip_memory_is_as_fast_as_published() -> Result<(), ConfigError> {
+    let (v5e, _) = load("tpu-v5e")?;
+    let times = v5e.on_chip_bandwidth_per_device() / v5e.hbm_bandwidth_per_device();
+    assert!((21.5..22.8).contains(&times), "{times}");
+    // 32 banks of 4 bytes per multiprocessor and cycle: CUDA C++ Programming Guide, shared memory.
+    let (h100, _) = load("h100-sxm")?;
+    let per_cycle = h100.on_chip_bandwidth_per_device().get() / h100.clock().get();
+    assert!((per_cycle / f64::from(h100.cores_per_device) - 128.0).abs() < 1e-9);
+    Ok(())
+}

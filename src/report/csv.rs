@@ -28,7 +28,7 @@ impl Cell {
 type Take = fn(&ChipResult, &PlanResult, &StageResult) -> Cell;
 
 /// Header and content of every column.
-const COLUMNS: [(&str, Take); 40] = [
+const COLUMNS: [(&str, Take); 41] = [
     ("chip", |chip, _, _| Cell::Text(chip.name.clone())),
     ("device", |chip, _, _| Cell::Text(chip.device.clone())),
     ("cores_count", |chip, _, _| Cell::Count(u64::from(chip.cores))),
@@ -57,6 +57,7 @@ const COLUMNS: [(&str, Take); 40] = [
         Cell::Number(row.transcendental_us)
     }),
     ("cross_lane_us", |_, _, row| Cell::Number(row.cross_lane_us)),
+    ("vmem_us", |_, _, row| Cell::Number(row.vmem_us)),
     ("hbm_us", |_, _, row| Cell::Number(row.hbm_us)),
     ("latency_us", |_, _, row| Cell::Number(row.latency_us)),
     ("launch_us", |_, _, row| Cell::Number(row.launch_us)),

@@ -3,9 +3,11 @@
 //! FIXTURE: the times of the last TPU are round numbers near a published stage table, every counter and every
 //! other chip is invented to look plausible. Nothing here is a prediction.
 
+use crate::hardware::Kind;
+
 use super::result::{
-    Bound, ChipResult, HardwareInputs, Inputs, NumericResult, PlanResult, Provenance, PublishedComparison,
-    PublishedRow, Roof, Roofs, RunResult, SCHEMA, StageResult,
+    Bound, ChipResult, HardwareInputs, Inputs, NumberSource, NumericResult, PlanResult, Provenance,
+    PublishedComparison, PublishedRow, Roof, Roofs, RunResult, SCHEMA, StageResult,
 };
 
 /// Name, title, cores, device, clock, matrix roofs (T/s), vector and transcendental roofs (T/s), HBM (TB/s),
@@ -244,6 +246,7 @@ fn stage(machine: &Machine, line: &Line, intervals: bool) -> StageResult {
         vpu_us,
         transcendental_us: 0.2 * vpu_us,
         cross_lane_us: 0.35 * vpu_us,
+        vmem_us: 0.5 * vpu_us,
         hbm_us,
         latency_us: if bound == Bound::Latency {
             0.96 * time_us
@@ -305,6 +308,8 @@ fn chip(machine: &Machine, intervals: bool) -> ChipResult {
                 .collect(),
             vector: roof("vpu", machine.vector),
             transcendental: roof("transcendental", machine.transcendental),
+            on_chip: roof("VMEM", machine.hbm * 7.0),
+            issue_efficiency: 0.9,
         },
         plans: vec![
             plan(machine, "unfused", &UNFUSED, 3719.0, intervals),
@@ -313,6 +318,19 @@ fn chip(machine: &Machine, intervals: bool) -> ChipResult {
         coverage: "no coefficient is fitted yet; 3 of 41 hardware numbers are assumed, the others are \
                    published or derived"
             .to_owned(),
+        sources: vec![
+            source("HBM bandwidth", Kind::Published, vec![Bound::Hbm]),
+            source("ALU slots", Kind::Assumed, vec![Bound::Vpu]),
+        ],
+    }
+}
+
+fn source(number: &str, kind: Kind, sets: Vec<Bound>) -> NumberSource {
+    NumberSource {
+        number: number.to_owned(),
+        kind,
+        source: "a datasheet (fixture)".to_owned(),
+        sets,
     }
 }
 

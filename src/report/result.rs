@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::hardware::Evidence;
+use crate::hardware::{Evidence, Kind};
 
 /// Name and version of the JSON schema.
 pub const SCHEMA: &str = "tpusim.result/1";
@@ -71,6 +71,14 @@ impl Bound {
     }
 }
 
+impl StageResult {
+    /// The numbers that the time of this stage is as good as: those that set its bound.
+    pub fn rests_on<'a>(&self, sources: &'a [NumberSource]) -> impl Iterator<Item = &'a NumberSource> {
+        let bound = self.bound;
+        sources.iter().filter(move |source| source.sets.contains(&bound))
+    }
+}
+
 impl std::fmt::Display for Bound {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(self.name())
@@ -109,6 +117,8 @@ pub struct StageResult {
     pub transcendental_us: f64,
     /// Time the cross-lane slots are occupied.
     pub cross_lane_us: f64,
+    /// Time the load and store slots of on-chip memory are occupied.
+    pub vmem_us: f64,
     /// Time the HBM traffic takes at the achievable bandwidth.
     pub hbm_us: f64,
     /// Time of the longest dependence chain.
@@ -169,10 +179,23 @@ pub struct PlanResult {
 /// A horizontal or slanted roof of the roofline picture.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Roof {
-    /// `mxu bf16`, `vpu`, `transcendental`, ...
+    /// `mxu bf16`, `vpu`, `transcendental`, `VMEM`, ...
     pub name: String,
-    /// Operations per second of one device at the clock of the run.
+    /// Operations (on-chip memory: bytes) per second of one device at the clock of the run.
     pub per_second: f64,
+}
+
+/// Where one number behind the times of a chip comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NumberSource {
+    /// What it is, in words: `clock`, `matrix rate`, `achievable HBM bandwidth`, ...
+    pub number: String,
+    /// How far it can be trusted.
+    pub kind: Kind,
+    /// The document, file or computation it was taken from.
+    pub source: String,
+    /// The bounds it sets the time of: a stage so bound is as good as this number.
+    pub sets: Vec<Bound>,
 }
 
 /// Roofs of one device.
@@ -182,12 +205,17 @@ pub struct Roofs {
     pub hbm_datasheet: f64,
     /// Achievable HBM bandwidth of the device, bytes per second.
     pub hbm_achievable: f64,
+    /// Bytes per second that the cores of the device load from VMEM or shared memory, at the clock of the run.
+    pub on_chip: Roof,
     /// Matrix roofs by operand format (FLOP/s) at the clock of the run, fastest first.
     pub matrix: Vec<Roof>,
     /// Vector ALU roof (operations per second).
     pub vector: Roof,
     /// Transcendental roof (operations per second).
     pub transcendental: Roof,
+    /// Share of the rates above, those of HBM apart, that a program reaches when nothing else holds it: what the issue
+    /// of instructions and the throttling of the clock leave, in `(0, 1]`.
+    pub issue_efficiency: f64,
 }
 
 /// All plans on one chip.
@@ -211,6 +239,8 @@ pub struct ChipResult {
     pub plans: Vec<PlanResult>,
     /// What the time rests on, for instance `no coefficient fitted; 2 assumed hardware numbers (..)`.
     pub coverage: String,
+    /// Where the numbers behind the times come from.
+    pub sources: Vec<NumberSource>,
 }
 
 /// JSON has no word for infinity; an error of an overflown result is null there.

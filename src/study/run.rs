@@ -6,13 +6,15 @@ use super::predict;
 use crate::config::{ConfigError, Document};
 use crate::dtype::Dtype;
 use crate::graph::{BuildError, Stage};
-use crate::hardware::{self, Architecture, Calibration, Chip, Evidence, Interval, Kind};
+use crate::hardware::{
+    self, Architecture, Calibration, Chip, Evidence, Interval, Kind, Provenance as HardwareSource,
+};
 use crate::kernels::{Kernel, Lowerer, Plan};
 use crate::layer::{Layer, Pass};
 use crate::mechanisms::{self, LayerGraph};
 use crate::report::result::{
-    ChipResult, HardwareInputs, Inputs, NumericResult, PlanResult, Provenance, PublishedComparison,
-    PublishedRow, Roof, Roofs, RunResult, SCHEMA, StageResult,
+    Bound, ChipResult, HardwareInputs, Inputs, NumberSource, NumericResult, PlanResult, Provenance,
+    PublishedComparison, PublishedRow, Roof, Roofs, RunResult, SCHEMA, StageResult,
 };
 use crate::timing::{KernelTime, Remark, time_kernel};
 use crate::units::FlopsPerSecond;
@@ -502,6 +504,7 @@ fn stage_result(kernel: &Kernel, time: &KernelTime, published_us: Option<f64>) -
         vpu_us: time.vpu_us,
         transcendental_us: time.transcendental_us,
         cross_lane_us: time.cross_lane_us,
+        vmem_us: time.vmem_us,
         hbm_us: time.hbm_us,
         latency_us: time.latency_us,
         launch_us: time.launch_us,
@@ -556,6 +559,7 @@ fn joined(first: &StageResult, second: &StageResult) -> StageResult {
         vpu_us: sum(|row| row.vpu_us),
         transcendental_us: sum(|row| row.transcendental_us),
         cross_lane_us: sum(|row| row.cross_lane_us),
+        vmem_us: sum(|row| row.vmem_us),
         hbm_us: sum(|row| row.hbm_us),
         latency_us: sum(|row| row.latency_us),
         launch_us: sum(|row| row.launch_us),
@@ -649,10 +653,90 @@ fn chip_result(chip: &Chip, plans: Vec<PlanResult>) -> ChipResult {
                 name: "transcendental".to_owned(),
                 per_second: chip.transcendentals_per_second().get(),
             },
+            on_chip: Roof {
+                name: match chip.architecture {
+                    Architecture::Tpu => "VMEM",
+                    Architecture::Gpu => "shared memory",
+                }
+                .to_owned(),
+                per_second: chip.on_chip_bandwidth_per_device().get(),
+            },
+            issue_efficiency: chip.issue_efficiency(true),
         },
         coverage: coverage(chip, &plans),
+        sources: sources(chip),
         plans,
     }
+}
+
+/// Where the numbers that set each bound come from.
+fn sources(chip: &Chip) -> Vec<NumberSource> {
+    const CYCLES: [Bound; 6] = [
+        Bound::Mxu,
+        Bound::Vpu,
+        Bound::Transcendental,
+        Bound::CrossLane,
+        Bound::Vmem,
+        Bound::Latency,
+    ];
+    let (matrix, vector) = (&chip.matrix_unit.provenance, &chip.vector_unit.provenance);
+    let latency = &chip.latency.provenance;
+    let described: [(&str, &HardwareSource, &[Bound]); 14] = [
+        ("clock", &chip.clock.provenance, &CYCLES),
+        ("matrix arrays", matrix.of("count"), &[Bound::Mxu]),
+        ("matrix rate", matrix.of("rows_per_cycle"), &[Bound::Mxu]),
+        ("ALU slots", vector.of("slots.alu"), &[Bound::Vpu]),
+        (
+            "transcendental slots",
+            vector.of("slots.transcendental"),
+            &[Bound::Transcendental],
+        ),
+        (
+            "cross-lane slots",
+            vector.of("slots.cross_lane"),
+            &[Bound::CrossLane],
+        ),
+        ("load and store slots", vector.of("slots.load"), &[Bound::Vmem]),
+        (
+            "latency of a matrix product",
+            latency.of("matrix_result_cycles"),
+            &[Bound::Latency],
+        ),
+        (
+            "latency of a vector operation",
+            latency.of("vector_cycles"),
+            &[Bound::Latency],
+        ),
+        ("on-chip capacity", &chip.on_chip.provenance, &[]),
+        ("HBM bandwidth", &chip.hbm.provenance, &[Bound::Hbm]),
+        (
+            "achievable HBM bandwidth",
+            &chip.hbm.achievable_provenance,
+            &[Bound::Hbm],
+        ),
+        ("launch time", &chip.launch_provenance, &[Bound::Launch]),
+        ("core count", &chip.cores_provenance, &[]),
+    ];
+    let calibration = hardware::shipped_calibration();
+    let fitted = |number: &str, sets: &[Bound]| NumberSource {
+        number: number.to_owned(),
+        kind: Kind::Fitted,
+        source: format!("{} measured rows of this and other chips", calibration.rows),
+        sets: sets.to_vec(),
+    };
+    described
+        .into_iter()
+        .map(|(number, provenance, sets)| NumberSource {
+            number: number.to_owned(),
+            kind: provenance.kind,
+            source: provenance.source.clone(),
+            sets: sets.to_vec(),
+        })
+        .chain([
+            fitted("issue efficiency", &CYCLES),
+            fitted("grid step", &[Bound::Launch]),
+        ])
+        .collect()
 }
 
 /// What the times rest on.
