@@ -220,10 +220,11 @@ impl<'a> Bars<'a> {
         }
         let mut end = at(plan.total_us);
         if let (Some(low), Some(high)) = (plan.low_us, plan.high_us) {
-            let (low, high, middle) = (at(low), at(high), top + BAR / 2.0);
+            // Under the bar, where it crosses no name.
+            let (low, high, middle) = (at(low), at(high), top + BAR + 1.5);
             canvas.line(&[(low, middle), (high, middle)], palette.ink, 1.0)?;
             for x in [low, high] {
-                canvas.line(&[(x, middle - 4.0), (x, middle + 4.0)], palette.ink, 1.0)?;
+                canvas.line(&[(x, middle - 2.0), (x, middle + 2.0)], palette.ink, 1.0)?;
             }
             end = end.max(high);
         }
@@ -368,8 +369,10 @@ mod tests {
             .map(|plan| plan.stages.len())
             .sum();
         let (wide, narrow) = page(&result)?;
-        for picture in [wide, narrow, svg(&result, Theme::Dark)?] {
-            assert_eq!(picture.matches("<rect").count(), rows + 7 + 1);
+        // In a page every block can be pointed at, in a file nothing can.
+        for (picture, hits) in [(wide, rows), (narrow, rows), (svg(&result, Theme::Dark)?, 0)] {
+            assert_eq!(picture.matches("<rect class=\"hit\"").count(), hits);
+            assert_eq!(picture.matches("<rect").count(), rows + 7 + 1 + hits);
         }
         Ok(())
     }
