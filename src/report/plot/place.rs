@@ -113,7 +113,7 @@ pub(crate) const SOLID: f64 = 9.0;
 /// Weight of a line, which may pass under a label if nothing else is free.
 pub(crate) const SOFT: f64 = 3.0;
 /// What speaks against a place that touches text or a marker at all: more than any liking for a place.
-const TOUCH: f64 = 150.0;
+const TOUCH: f64 = 500.0;
 /// Weight of leaving the room.
 const OUTSIDE: f64 = 100.0;
 
