@@ -739,3 +739,61 @@ fn parquet_holds_the_rows_of_the_csv() -> Outcome {
     assert_eq!(rows, 147 * 4);
     Ok(())
 }
+
+/// The page of a report shows the elasticities that `--sensitivity` prints, and its JSON holds all of them.
+#[test]
+fn a_report_says_what_moves_the_time_most() -> Outcome {
+    let home = home()?;
+    ends(
+        0,
+        home.path(),
+        &[
+            "run",
+            "sla_r4",
+            "--hw",
+            "tpu-v7x",
+            "--numeric",
+            "off",
+            "--out",
+            "r",
+        ],
+    )?;
+    let page = fs::read_to_string(home.path().join("r/index.html"))?;
+    assert!(page.contains("id=\"sensitivity\""));
+    let result: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(home.path().join("r/result.json"))?)?;
+    let printed = ends(
+        0,
+        home.path(),
+        &[
+            "whatif",
+            "sla_r4",
+            "--hw",
+            "tpu-v7x",
+            "--sensitivity",
+            "--format",
+            "json",
+        ],
+    )?;
+    let mut totals = 0;
+    for line in String::from_utf8(printed.stdout)?.lines() {
+        let line: serde_json::Value = serde_json::from_str(line)?;
+        if line["stage"] != "total" {
+            continue;
+        }
+        totals += 1;
+        let plans = result["sensitivity"].as_array().ok_or("no sensitivity")?;
+        let plan = plans
+            .iter()
+            .find(|plan| plan["plan"] == line["plan"])
+            .ok_or("no plan")?;
+        let all = plan["elasticities"].as_array().ok_or("no elasticities")?;
+        let one = all
+            .iter()
+            .find(|one| one["field"] == line["field"])
+            .ok_or("no field")?;
+        assert_eq!(one["total"], line["elasticity"]);
+    }
+    assert!(totals > 20, "{totals}");
+    Ok(())
+}

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, ValueEnum};
 
 use super::{Global, Outcome, split_overrides};
@@ -14,6 +14,7 @@ use crate::report::table::Format;
 use crate::report::{csv, folder, json, text, trace};
 use crate::study::RunError;
 use crate::study::schedules::schedules;
+use crate::study::whatif::{Sweep, SweepRequest, sensitivity};
 use crate::study::{self, Chips, Extent, RunRequest};
 use crate::timing::check::check_kernel;
 use crate::workload::{self, Workload};
@@ -78,13 +79,24 @@ pub(super) fn execute(out: &mut impl Write, args: &RunArgs, global: &Global) -> 
         Some(extent) => numeric(extent, global, &loaded.0)?,
         None => None,
     };
-    let result = study::run(RunRequest {
+    let mut result = study::run(RunRequest {
         workload: &loaded,
         baseline: baseline.as_ref(),
         chips: &chips,
         overrides: args.set.clone(),
         numeric,
     })?;
+    if target.is_some() || matches!(global.format, Format::Json) {
+        let names = chip_names(&args.hw, &args.workload, &loaded.0.hardware, &loaded.1)?;
+        let documents = chips.iter().map(|(_, document)| document.clone());
+        let named: Vec<(String, Document)> = names.into_iter().zip(documents).collect();
+        let sweep = Sweep::new(SweepRequest {
+            workload: &loaded,
+            chips: &named,
+            axes: Vec::new(),
+        })?;
+        result.sensitivity = sensitivity(&sweep).map_err(|reason| anyhow!("{reason}"))?;
+    }
     let trace = trace(args, &loaded.0, &chips)?;
     if let Some(target) = &target {
         let extras: Vec<Extra> = trace

@@ -439,6 +439,7 @@ fn run(machines: &[Machine], intervals: bool) -> RunResult {
                 "model width 1024 and one core: the published table does not print its sizes".to_owned(),
             ],
         },
+        sensitivity: Vec::new(),
         inputs: Some(Inputs {
             workload: vec!["layer.chunk=64".to_owned(), "layer.mechanism=sla".to_owned()],
             hardware: machines

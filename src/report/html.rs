@@ -36,8 +36,11 @@ enum Body {
     Pictures(fn(&mut Page, &RunResult) -> Result<(), PlotError>),
 }
 
+/// Quantities that the page shows of each plan, those that move its time most.
+const SHOWN_QUANTITIES: usize = 6;
+
 /// The sections in order.
-const SECTIONS: [Section; 10] = [
+const SECTIONS: [Section; 11] = [
     Section {
         id: "times",
         title: "Time per chip and plan",
@@ -85,6 +88,12 @@ const SECTIONS: [Section; 10] = [
         title: "Numeric check",
         present: |result| result.numeric.is_some(),
         body: Body::Words(Page::numeric),
+    },
+    Section {
+        id: "sensitivity",
+        title: "What moves the time most",
+        present: |result| !result.sensitivity.is_empty(),
+        body: Body::Words(Page::sensitivity),
     },
     Section {
         id: "coverage",
@@ -446,6 +455,45 @@ impl Page {
         self.note(
             "Beside what binds a stage stands its part of the time of the plan. The resource named is the one whose \
              removal would shorten the stage first.",
+        );
+    }
+
+    fn sensitivity(&mut self, result: &RunResult) {
+        let columns = [
+            words("chip"),
+            words("plan"),
+            long_words("quantity"),
+            words("step"),
+            numbers("time of the plan (% per %)"),
+            words("most in"),
+            numbers("there (% per %)"),
+        ];
+        let mut rows = Vec::new();
+        for plan in &result.sensitivity {
+            for of in plan.elasticities.iter().take(SHOWN_QUANTITIES) {
+                let stages = plan.stages.iter().zip(&of.stages);
+                let most = stages
+                    .filter_map(|(stage, slope)| Some((stage, (*slope)?)))
+                    .max_by(|a, b| a.1.abs().total_cmp(&b.1.abs()));
+                let signed = |slope: f64| Cell::number(format!("{slope:+.2}"), slope);
+                let mut cells = vec![
+                    Cell::text(&plan.chip),
+                    Cell::text(&plan.plan),
+                    Cell::text(&of.field),
+                    Cell::text(&of.step),
+                    signed(of.total),
+                ];
+                match most {
+                    Some((stage, slope)) => cells.extend([Cell::text(stage), signed(slope)]),
+                    None => cells.extend([Cell::missing(), Cell::missing()]),
+                }
+                rows.push(cells);
+            }
+        }
+        self.table("What moves the time of each plan most", &columns, &rows, &[], 1);
+        self.note(
+            "Change of the time in % where a quantity of the workload or of the chip grows by 1 %, all others as they are: 1 grows in proportion, -1 halves \
+             with twice the quantity. Continuous quantities take a step of 1 %, whole numbers are doubled and halved. `tpusim whatif --sensitivity` lists all.",
         );
     }
 

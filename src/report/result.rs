@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::hardware::{Evidence, Kind};
+use crate::study::whatif::PlanSensitivity;
 
 /// Name and version of the JSON schema.
 pub const SCHEMA: &str = "tpusim.result/1";
@@ -383,4 +384,7 @@ pub struct RunResult {
     pub provenance: Provenance,
     /// What it follows from, field by field; absent in results of earlier versions.
     pub inputs: Option<Inputs>,
+    /// How the time of every plan depends on every quantity; empty where neither a report nor JSON is written.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sensitivity: Vec<PlanSensitivity>,
 }

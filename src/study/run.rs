@@ -138,6 +138,7 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
             inferred,
         },
         inputs: Some(inputs(workload, document, request.chips)),
+        sensitivity: Vec::new(),
     };
     result.headline = headline(workload, &result);
     if let Some(node) = result
@@ -622,9 +623,11 @@ fn chip_result(chip: &Chip, plans: Vec<PlanResult>) -> ChipResult {
         })
         .collect();
     matrix.sort_by(|a, b| b.per_second.total_cmp(&a.per_second));
-    let cores = match chip.architecture {
-        Architecture::Tpu => "cores",
-        Architecture::Gpu => "multiprocessors",
+    let cores = match (chip.architecture, chip.cores_per_chip) {
+        (Architecture::Tpu, 1) => "core",
+        (Architecture::Tpu, _) => "cores",
+        (Architecture::Gpu, 1) => "multiprocessor",
+        (Architecture::Gpu, _) => "multiprocessors",
     };
     let device = if chip.cores_per_device == chip.cores_per_chip {
         format!("the whole chip, {} {cores}", chip.cores_per_chip)

@@ -5,6 +5,7 @@
 //! and halved, because sizes in between are often none that the layer or the chip allows. Where one side is not allowed, the other side alone gives the difference; the step says so.
 
 use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
 
 use super::chips::Reason;
 use super::evaluate::{Built, Sweep};
@@ -19,7 +20,7 @@ const ROUNDING: f64 = 1e-9;
 const LARGEST_ARRAY_COUNT: f64 = 64.0;
 
 /// How the time depends on one quantity.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Elasticity {
     /// The field, as `--set` takes it.
     pub field: String,
@@ -34,7 +35,7 @@ pub struct Elasticity {
 }
 
 /// The elasticities of a plan on a chip.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlanSensitivity {
     /// Chip.
     pub chip: String,
