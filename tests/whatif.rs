@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 use tpusim::hardware;
 use tpusim::study::whatif::{Axis, Row, Sweep, SweepRequest, sensitivity};
-use tpusim::study::{self, RunRequest};
+use tpusim::study::{self, Extent, RunRequest};
 use tpusim::workload;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -372,13 +372,12 @@ fn every_shipped_study_runs_and_is_described() -> Outcome {
     let home = home()?;
     for name in &shipped {
         let picture = format!("{name}-picture");
-        let by_name = ends(
-            0,
-            home.path(),
-            &["whatif", name, "--hw", "tpu-v7x,h100-sxm", "--plot", &picture],
-        )?;
+        // What a study executes is executed on few tokens here.
+        let options = ["--hw", "tpu-v7x,h100-sxm", "--set", "numeric.tokens=64"];
+        let by_name = [&["whatif", name, "--plot", &picture], &options[..]].concat();
+        let by_name = ends(0, home.path(), &by_name)?;
         let path = format!("workloads/studies/{name}.yaml");
-        let by_path = ends(0, home.path(), &["whatif", &path, "--hw", "tpu-v7x,h100-sxm"])?;
+        let by_path = ends(0, home.path(), &[&["whatif", &path], &options[..]].concat())?;
         assert_eq!(by_name.stdout, by_path.stdout, "{name}");
         let text = String::from_utf8(by_name.stdout)?;
         let (title, reading) = (text.lines().next(), text.lines().last());
@@ -684,6 +683,47 @@ fn elasticities_are_slopes_between_runs() -> Outcome {
                 "{mean} against {}",
                 bandwidth.total
             );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn layers_of_a_sweep_are_executed_as_their_checks() -> Outcome {
+    let set = ["numeric.tokens=32", "layer.value_dim=16", "layer.key_dim=32"];
+    let workload = workload::load("sla_r4", &set)?;
+    let chips = vec![("tpu-v7x".to_owned(), hardware::read("tpu-v7x")?)];
+    let sweep = Sweep::new(SweepRequest {
+        workload: &workload,
+        chips: &chips,
+        axes: vec![
+            Axis::parse("chunk=16,32")?,
+            Axis::parse("hw.vector_unit.slots.alu=1,2")?,
+        ],
+    })?;
+    let layers = sweep.numerics()?;
+    assert_eq!(layers.len(), 2, "the hardware does not matter");
+    for (layer, chunk) in layers.iter().zip([16.0, 32.0]) {
+        let of_layer: Vec<String> = set
+            .map(str::to_owned)
+            .into_iter()
+            .chain(layer.set.clone())
+            .collect();
+        let check = study::check(&workload::load("sla_r4", &of_layer)?.0, Extent::Sample)?;
+        let found = layer.found.as_ref().ok_or("executed")?;
+        assert_eq!(found.output_rel_error, Some(check.output_rel_error));
+        assert_eq!(found.state_rel_error, check.state_rel_error);
+        assert_eq!((found.tokens, found.heads, found.seed), (32, 1, 7));
+        // f32 ends at 2^128; half a chunk of decay on either side of its middle.
+        let limit = 128.0 * std::f64::consts::LN_2 / (chunk / 2.0);
+        assert!((found.decay_limit.ok_or("a folded Gram")? - limit).abs() < 1e-9);
+        let bound = found.overflowing_bound.ok_or("a bounded gate")?;
+        assert!(bound > limit && found.strongest_decay <= 1.3, "{bound} {limit}");
+        // The check of the same layer with that bound is not usable, with one below the limit it is.
+        for (bound, usable) in [(bound, false), (0.999 * limit, true)] {
+            let set = [of_layer.clone(), vec![format!("layer.decay_bound={}", -bound)]].concat();
+            let check = study::check(&workload::load("sla_r4", &set)?.0, Extent::Sample)?;
+            assert_eq!(check.non_finite.is_none(), usable, "{bound}");
         }
     }
     Ok(())

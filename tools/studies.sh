@@ -23,6 +23,13 @@ for file in workloads/studies/*.yaml; do
         echo
         echo "![$(head -n 1 <<< "$rows")](images/studies/$name.svg)"
         echo
+        # Errors and overflow of the layers, where the study executes them.
+        if grep -q '^numerics: ' <<< "$rows"; then
+            echo '```text'
+            sed -n '/^numerics: /,/^$/p' <<< "$rows" | sed '/^$/d'
+            echo '```'
+            echo
+        fi
         tail -n 1 <<< "$rows"
     } >> $page
 done

@@ -21,17 +21,19 @@ use crate::report::plot::sweep::Sheet;
 use crate::report::result::Provenance;
 use crate::report::table::Format;
 use crate::report::whatif::folder::{self, Existing, Folder, FolderError, Manifest};
+use crate::report::whatif::numeric as numeric_report;
 use crate::report::whatif::picture::PictureData;
 use crate::report::whatif::rows::Columns;
 use crate::report::whatif::sensitivity as sensitivity_report;
 use crate::report::whatif::summary::Summary;
 use crate::study::whatif::{
-    Axis, Front, Grid, Objective, Row, Shard, Study, Sweep, SweepRequest, sensitivity,
+    Axis, Front, Grid, LayerNumerics, Objective, Row, Shard, Study, Sweep, SweepRequest, sensitivity,
 };
 use crate::workload::{self, Workload};
 
 /// Arguments of `tpusim whatif`.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 #[command(
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
@@ -70,8 +72,11 @@ pub(super) struct WhatifArgs {
     /// Begin again where the folder holds rows
     #[arg(long, requires = "out", conflicts_with = "resume")]
     force: bool,
+    /// Execute every layer of the sweep as well: errors, and the decay that overflows
+    #[arg(long, conflicts_with = "out")]
+    numerics: bool,
     /// How strongly the time depends on each quantity, instead of a sweep
-    #[arg(long, conflicts_with_all = ["vary", "pareto", "out"])]
+    #[arg(long, conflicts_with_all = ["vary", "pareto", "out", "numerics"])]
     sensitivity: bool,
 }
 
@@ -134,6 +139,14 @@ pub(super) fn execute(out: &mut impl Write, args: &WhatifArgs, global: &Global) 
         }
         return Ok(Outcome::Done);
     }
+    let numerics =
+        args.numerics || (args.out.is_none() && study.as_ref().is_some_and(|study| study.numerics));
+    if numerics && global.format == Format::Csv && args.numerics {
+        bail!("rows and numerics are no one table; use `--format json` or `--format table`");
+    }
+    let numerics = (numerics && global.format != Format::Csv)
+        .then(|| sweep.numerics())
+        .transpose()?;
     if let Some(study) = &study {
         study.check_plans(&document, &sweep.grid().plans)?;
     }
@@ -143,7 +156,14 @@ pub(super) fn execute(out: &mut impl Write, args: &WhatifArgs, global: &Global) 
         args.pareto.clone()
     };
     let manifest = Manifest::new(sweep.grid(), &pareto, provenance(&loaded, &chips, &set));
-    run(out, args, global, &sweep, &manifest, study.as_ref())
+    run(
+        out,
+        args,
+        global,
+        &sweep,
+        &manifest,
+        (study.as_ref(), numerics.as_deref()),
+    )
 }
 
 /// Where the rows come from.
@@ -178,7 +198,7 @@ fn run(
     global: &Global,
     sweep: &Sweep,
     manifest: &Manifest,
-    study: Option<&Study>,
+    (study, numerics): (Option<&Study>, Option<&[LayerNumerics]>),
 ) -> anyhow::Result<Outcome> {
     let grid = sweep.grid();
     let columns = Columns::new(grid);
@@ -252,6 +272,14 @@ fn run(
         writeln!(out, "{}\n", study.title)?;
     }
     printer.end(out, &columns, &summary)?;
+    if let Some(numerics) = numerics {
+        if global.format == Format::Table {
+            writeln!(out)?;
+            numeric_report::write_text(out, numerics)?;
+        } else {
+            numeric_report::write_json(out, numerics)?;
+        }
+    }
     if let (Format::Table, Some(study)) = (global.format, study) {
         writeln!(out, "\n{}", study.reading)?;
     }

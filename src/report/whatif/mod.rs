@@ -3,6 +3,7 @@
 //! [`folder`] keeps rows that are complete, so that an interrupted sweep goes on where it stopped and shards come together as one.
 
 pub mod folder;
+pub mod numeric;
 #[cfg(feature = "parquet")]
 pub mod parquet;
 pub mod picture;

@@ -155,6 +155,8 @@ const STEP_TIME: Duration = Duration::from_millis(200);
 pub struct Sweep {
     grid: Grid,
     document: Document,
+    /// The file of the workload with its sizes of the numeric check.
+    executed: Document,
     chips: Vec<SweptChip>,
     architectures: Vec<Architecture>,
 }
@@ -169,10 +171,11 @@ impl Sweep {
         let (workload, document) = request.workload;
         let space = Space::new(request.axes)?;
         let mut document = document.clone();
-        // A sweep executes no numerics and compares with nothing, so neither limits the sizes.
+        document.set("published=")?;
+        let executed = document.clone();
+        // The times of a sweep come without numerics and are compared with nothing, so neither limits the sizes.
         document.set("numeric.tokens=1")?;
         document.set("numeric.key_heads=1")?;
-        document.set("published=")?;
         for axis in space.workload_axes() {
             let refused = axis.changes().par_iter().find_map_first(|changes| {
                 let changed = document.with(changes);
@@ -197,6 +200,7 @@ impl Sweep {
                 .collect(),
             chips,
             document,
+            executed,
         })
     }
 
@@ -209,6 +213,11 @@ impl Sweep {
     /// The chips as their files have them.
     pub(super) fn base_chips(&self) -> impl Iterator<Item = &Chip> {
         self.chips.iter().map(|chip| &chip.base)
+    }
+
+    /// The file of the workload with its sizes of the numeric check.
+    pub(super) fn executed(&self) -> &Document {
+        &self.executed
     }
 
     /// The file of the workload.

@@ -22,6 +22,8 @@ struct StudyFile {
     hardware: Vec<String>,
     #[serde(default)]
     pareto: Vec<String>,
+    #[serde(default)]
+    numerics: bool,
     reading: String,
 }
 
@@ -52,6 +54,8 @@ pub struct Study {
     pub hardware: Vec<String>,
     /// Quantities whose best trade-offs are marked.
     pub pareto: Vec<String>,
+    /// Whether its layers are executed as well.
+    pub numerics: bool,
     /// How to read the picture.
     pub reading: String,
 }
@@ -122,6 +126,7 @@ impl Study {
             step_plans,
             hardware: file.hardware,
             pareto: file.pareto,
+            numerics: file.numerics,
             reading: file.reading.trim().to_owned(),
         }))
     }
