@@ -76,30 +76,13 @@ pub(crate) mod agreement {
     use serde_json::{Map, Value, json};
 
     use super::Kind;
-    use crate::config::{self, ConfigError, Document};
+    use crate::config::{ConfigError, Document};
 
     /// What a reader makes of a file: whether its structs read it, and whether its values are accepted.
     pub(crate) struct Reader {
         pub(crate) kind: Kind,
         pub(crate) well_formed: fn(&Document) -> Result<(), ConfigError>,
         pub(crate) accepts: fn(&Document) -> bool,
-    }
-
-    /// What the project's reader takes a YAML file for, as JSON.
-    fn json_of(value: &config::Value) -> Value {
-        match value {
-            config::Value::Null => Value::Null,
-            config::Value::Bool(value) => json!(value),
-            config::Value::Int(value) => json!(value),
-            config::Value::Float(value) => json!(value),
-            config::Value::String(value) => json!(value),
-            config::Value::Seq(items) => items.iter().map(|item| json_of(&item.value)).collect(),
-            config::Value::Map(entries) => entries
-                .iter()
-                .map(|(key, node)| (key.name.clone(), json_of(&node.value)))
-                .collect::<Map<String, Value>>()
-                .into(),
-        }
     }
 
     /// JSON pointers of everything in a file.
@@ -166,7 +149,7 @@ pub(crate) mod agreement {
     /// how many files were tried.
     pub(crate) fn disagreements(reader: &Reader, text: &str) -> Result<(Vec<String>, usize), Failure> {
         let validator = jsonschema::validator_for(&reader.kind.schema())?;
-        let file = json_of(&Document::parse("good.yaml", text)?.root().value);
+        let file = Value::from(&Document::parse("good.yaml", text)?.root().value);
         let mut out = Vec::new();
         let files = [("as it is".to_owned(), file.clone())]
             .into_iter()
@@ -217,7 +200,7 @@ pub(crate) mod agreement {
     /// Maps whose keys, and fields whose names, are others in the schema than in the message of the reader about an unknown one. With how many were compared.
     pub(crate) fn other_names(reader: &Reader, text: &str) -> Result<(Vec<String>, usize), Failure> {
         let schema = reader.kind.schema();
-        let file = json_of(&Document::parse("good.yaml", text)?.root().value);
+        let file = Value::from(&Document::parse("good.yaml", text)?.root().value);
         let mut all = vec![String::new()];
         pointers(&file, "", &mut all);
         let (mut out, mut compared) = (Vec::new(), 0);

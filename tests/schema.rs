@@ -3,31 +3,14 @@
 use std::fs;
 use std::path::Path;
 
-use serde_json::{Map, Value, json};
-use tpusim::config::{self, Document};
+use serde_json::Value;
+use tpusim::config::Document;
 use tpusim::schema::Kind;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-/// What the project's reader takes a YAML file for, as JSON.
-fn json_of(value: &config::Value) -> Value {
-    match value {
-        config::Value::Null => Value::Null,
-        config::Value::Bool(value) => json!(value),
-        config::Value::Int(value) => json!(value),
-        config::Value::Float(value) => json!(value),
-        config::Value::String(value) => json!(value),
-        config::Value::Seq(items) => items.iter().map(|item| json_of(&item.value)).collect(),
-        config::Value::Map(entries) => entries
-            .iter()
-            .map(|(key, node)| (key.name.clone(), json_of(&node.value)))
-            .collect::<Map<String, Value>>()
-            .into(),
-    }
 }
 
 /// The YAML files of a folder, in order.
@@ -111,7 +94,7 @@ fn every_shipped_file_names_its_schema_and_fits_it() -> Outcome {
         let schema: Value = serde_json::from_str(&fs::read_to_string(target)?)?;
         let validator = jsonschema::validator_for(&schema)?;
         let faults: Vec<String> = validator
-            .iter_errors(&json_of(&document.root().value))
+            .iter_errors(&Value::from(&document.root().value))
             .map(|error| format!("{}: {error}", error.instance_path()))
             .collect();
         assert!(faults.is_empty(), "{file}: {}", faults.join("; "));
@@ -151,7 +134,7 @@ fn files_of_the_wrong_structure_do_not_fit() -> Outcome {
         } else {
             Kind::Workload
         };
-        let fits = jsonschema::is_valid(&kind.schema(), &json_of(&document.root().value));
+        let fits = jsonschema::is_valid(&kind.schema(), &Value::from(&document.root().value));
         read += 1;
         refused += usize::from(!fits);
         // The fault of an override or of another file is none of this file.

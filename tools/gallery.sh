@@ -32,7 +32,8 @@ for file in workloads/*.yaml; do
     name=$(basename "$file" .yaml)
     headline=$("$TPUSIM" --quiet roofline "$name" --hw "$chips" --out "$pictures/$name")
     rm "$pictures/$name.png"
-    title=$(sed -n '1s/^# *//p' "$file")
+    # The first comment, behind the line for editors.
+    title=$(sed -n '/^# yaml-language-server:/d; /^#/{s/^# *//p; q; }' "$file")
     {
         printf '\n## %s\n\n' "$name"
         printf '%s\n\n' "$title"

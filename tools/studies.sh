@@ -1,7 +1,15 @@
 #!/bin/bash
-# Draws the shipped studies anew and writes docs/studies.md: `tools/studies.sh [PROGRAM]`, from the root of the project.
+# Draws the shipped studies and writes the page that shows them, docs/studies.md.
+#
+#     tools/studies.sh
+#
+# `TPUSIM` names a built program; without it one is built.
 set -euo pipefail
-tpusim=${1:-tpusim}
+cd "$(dirname "$0")/.."
+if [ -z "${TPUSIM:-}" ]; then
+    cargo build --release --quiet
+    TPUSIM=target/release/tpusim
+fi
 page=docs/studies.md
 mkdir -p docs/images/studies
 {
@@ -13,7 +21,7 @@ mkdir -p docs/images/studies
 for file in workloads/studies/*.yaml; do
     name=$(basename "$file" .yaml)
     # The first line is the title, the last one how to read the picture.
-    rows=$("$tpusim" whatif "$file" --plot "docs/images/studies/$name" --quiet)
+    rows=$("$TPUSIM" whatif "$file" --plot "docs/images/studies/$name" --quiet)
     rm "docs/images/studies/$name.png"
     {
         echo

@@ -45,6 +45,25 @@ pub enum Value {
     Map(Vec<(Key, Node)>),
 }
 
+impl From<&Value> for serde_json::Value {
+    /// The value without its places.
+    fn from(value: &Value) -> Self {
+        match value {
+            Value::Null => Self::Null,
+            Value::Bool(value) => Self::from(*value),
+            Value::Int(value) => serde_json::json!(value),
+            Value::Float(value) => Self::from(*value),
+            Value::String(value) => Self::from(value.as_str()),
+            Value::Seq(items) => items.iter().map(|item| Self::from(&item.value)).collect(),
+            Value::Map(entries) => entries
+                .iter()
+                .map(|(key, node)| (key.name.clone(), Self::from(&node.value)))
+                .collect::<serde_json::Map<_, _>>()
+                .into(),
+        }
+    }
+}
+
 impl Value {
     /// The value in words, for messages.
     #[must_use]

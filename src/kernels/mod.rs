@@ -248,20 +248,6 @@ impl Kernel {
         kernel
     }
 
-    /// The same kernel cut into this many equal programs, for one that streams.
-    #[must_use]
-    pub fn in_programs(&self, programs: u64) -> Kernel {
-        Kernel {
-            grid: Grid {
-                parallel: programs,
-                sequential: 1,
-            },
-            live_bytes: self.live_bytes.div_ceil(programs.max(1)),
-            units_per_program: Some(1),
-            ..self.clone()
-        }
-    }
-
     /// Takes out the operations before the loop that carries the state, for another kernel to do: they stand in its order and wait for each other only.
     #[must_use]
     pub fn split_preparation(&mut self) -> Vec<KernelOp> {

@@ -730,18 +730,6 @@ mod tests {
 
     #[test]
     fn every_field_is_documented() -> Result<(), Box<dyn std::error::Error>> {
-        fn keys(value: &serde_json::Value, found: &mut BTreeSet<String>) {
-            match value {
-                serde_json::Value::Object(map) => {
-                    for (key, value) in map {
-                        found.insert(key.clone());
-                        keys(value, found);
-                    }
-                }
-                serde_json::Value::Array(values) => values.iter().for_each(|value| keys(value, found)),
-                _ => {}
-            }
-        }
         let docs = include_str!("../../docs/formats.md");
         let section = docs
             .split("\n## ")
@@ -752,7 +740,7 @@ mod tests {
         "9.9.9".clone_into(&mut b.provenance.version);
         let comparison = compare(&a, &b, ("a", "b"))?;
         let mut found = BTreeSet::new();
-        keys(&serde_json::to_value(&comparison)?, &mut found);
+        crate::report::json::keys(&serde_json::to_value(&comparison)?, &mut found);
         let mut csv = Vec::new();
         crate::report::comparison::write_csv(&mut csv, &comparison)?;
         let header = String::from_utf8(csv)?

@@ -52,8 +52,8 @@ pub enum Remark {
 }
 
 /// Time of a kernel, taken apart.
-#[derive(Debug, Clone, PartialEq)]
-pub struct KernelTime {
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct KernelFigures {
     /// Predicted time, in microseconds.
     pub total_us: f64,
     /// Time the matrix units are occupied, on the busiest core.
@@ -96,6 +96,13 @@ pub struct KernelTime {
     pub mxu_lane: f64,
     /// Matrix FLOP/s of the device over its peak, each format against its own.
     pub mxu_achieved: f64,
+}
+
+/// Time of a kernel with the schedule behind it. It reads as its figures.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KernelTime {
+    /// Times, rates and sizes.
+    pub figures: KernelFigures,
     /// Schedule of one program, in cycles.
     pub program: program::Program,
     /// Pipeline of the programs of the busiest core, in cycles.
@@ -104,51 +111,12 @@ pub struct KernelTime {
     pub remarks: Vec<Remark>,
 }
 
-/// The figures of a [`KernelTime`], without its schedule: same names, same units.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct KernelFigures {
-    /// [`KernelTime::total_us`].
-    pub total_us: f64,
-    /// [`KernelTime::mxu_us`].
-    pub mxu_us: f64,
-    /// [`KernelTime::vpu_us`].
-    pub vpu_us: f64,
-    /// [`KernelTime::alu_us`].
-    pub alu_us: f64,
-    /// [`KernelTime::transcendental_us`].
-    pub transcendental_us: f64,
-    /// [`KernelTime::cross_lane_us`].
-    pub cross_lane_us: f64,
-    /// [`KernelTime::vmem_us`].
-    pub vmem_us: f64,
-    /// [`KernelTime::hbm_us`].
-    pub hbm_us: f64,
-    /// [`KernelTime::latency_us`].
-    pub latency_us: f64,
-    /// [`KernelTime::launch_us`].
-    pub launch_us: f64,
-    /// [`KernelTime::issue_efficiency`].
-    pub issue_efficiency: f64,
-    /// [`KernelTime::bound`].
-    pub bound: Bound,
-    /// [`KernelTime::next_bound`].
-    pub next_bound: Bound,
-    /// [`KernelTime::cores_used`].
-    pub cores_used: u64,
-    /// [`KernelTime::grid_parallel`].
-    pub grid_parallel: u64,
-    /// [`KernelTime::programs_per_core`].
-    pub programs_per_core: u64,
-    /// [`KernelTime::cut`].
-    pub cut: Cut,
-    /// [`KernelTime::working_set`].
-    pub working_set: u64,
-    /// [`KernelTime::hbm_bytes`].
-    pub hbm_bytes: u64,
-    /// [`KernelTime::mxu_lane`].
-    pub mxu_lane: f64,
-    /// [`KernelTime::mxu_achieved`].
-    pub mxu_achieved: f64,
+impl std::ops::Deref for KernelTime {
+    type Target = KernelFigures;
+
+    fn deref(&self) -> &KernelFigures {
+        &self.figures
+    }
 }
 
 /// What of a kernel does not depend on the chip, found once for many of them.
@@ -160,6 +128,7 @@ pub struct Prepared {
     streaming_read_bytes: u64,
     write_bytes: u64,
     resident_bytes: u64,
+    products: bool,
 }
 
 impl Prepared {
@@ -172,6 +141,7 @@ impl Prepared {
             streaming_read_bytes: kernel.reads.iter().map(Transfer::streamed_bytes).sum(),
             write_bytes: kernel.write_bytes(),
             resident_bytes: kernel.resident_bytes(),
+            products: kernel.has_products(),
         }
     }
 }
@@ -186,6 +156,8 @@ struct Form<'a> {
     units_per_program: Option<u64>,
     read_bytes: u64,
     write_bytes: u64,
+    /// Whether it has matrix products.
+    products: bool,
     /// Whether blocks of keys and values are fetched again for every pair of blocks.
     again: bool,
     /// Bytes that stay on chip beside the programs.
@@ -202,6 +174,7 @@ impl<'a> Form<'a> {
             units_per_program: kernel.units_per_program,
             read_bytes: prepared.read_bytes,
             write_bytes: prepared.write_bytes,
+            products: prepared.products,
             again: false,
             resident: 0,
         }
@@ -407,29 +380,8 @@ pub fn time_kernel(kernel: &Kernel, chip: &Chip) -> KernelTime {
     timer.run(&form, chip, cutting.cut, 0);
     let figures = timer.schedule.figures();
     let pace = pace(&form, chip, &cutting, figures.makespan);
-    let time = finish(&form, chip, &cutting, &figures, &pace);
     KernelTime {
-        total_us: time.total_us,
-        mxu_us: time.mxu_us,
-        vpu_us: time.vpu_us,
-        alu_us: time.alu_us,
-        transcendental_us: time.transcendental_us,
-        cross_lane_us: time.cross_lane_us,
-        vmem_us: time.vmem_us,
-        hbm_us: time.hbm_us,
-        latency_us: time.latency_us,
-        launch_us: time.launch_us,
-        issue_efficiency: time.issue_efficiency,
-        bound: time.bound,
-        next_bound: time.next_bound,
-        cores_used: time.cores_used,
-        grid_parallel: time.grid_parallel,
-        programs_per_core: time.programs_per_core,
-        cut: time.cut,
-        working_set: time.working_set,
-        hbm_bytes: time.hbm_bytes,
-        mxu_lane: time.mxu_lane,
-        mxu_achieved: time.mxu_achieved,
+        figures: finish(&form, chip, &cutting, &figures, &pace),
         program: timer.schedule.program(),
         pipeline: Pipeline {
             total: pace.total,
@@ -506,7 +458,7 @@ fn micros(cycles: f64, chip: &Chip) -> f64 {
 
 /// Cycles of a schedule over those its program takes, on this chip and in this implementation.
 fn issue(form: &Form<'_>, chip: &Chip) -> f64 {
-    chip.issue_efficiency(form.kernel.has_products()) * form.kernel.implementation.issue_share.unwrap_or(1.0)
+    chip.issue_efficiency(form.products) * form.kernel.implementation.issue_share.unwrap_or(1.0)
 }
 
 /// From the start of a transfer to its first byte, in cycles.

@@ -4,6 +4,7 @@
 //! units, at twice the size, as SVG and as bitmap alike; the SVG is then shown at half its size, so both have
 //! the same fine grid.
 
+mod axis;
 pub mod bars;
 mod canvas;
 pub mod errors;

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use plotters::backend::DrawingBackend;
 
+use super::axis::ticks;
 use super::canvas::{self, Anchor, Canvas, Picture, Place, PlotError, Type, text_width, wrap};
 use super::marks;
 use super::theme::{Palette, Theme, series_color};
@@ -139,17 +140,6 @@ impl<'a> Lines<'a> {
         TOP + PLOT_HEIGHT * (1.0 - (us / low).ln() / (high / low).ln())
     }
 
-    /// One, two and five of every power of ten inside the range.
-    fn ticks(&self) -> Vec<f64> {
-        let (low, high) = self.range;
-        let first = low.log10().floor().clamp(-12.0, 12.0) as i32;
-        let last = high.log10().ceil().clamp(-12.0, 12.0) as i32;
-        (first..=last)
-            .flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10_f64.powi(power)))
-            .filter(|us| (low..=high).contains(us))
-            .collect()
-    }
-
     /// Lines that the values are written in, so that none touches the next, and every how many one is written.
     fn lines_and_stride(&self) -> (usize, usize) {
         let needed = self.needed_lines();
@@ -186,7 +176,7 @@ impl<'a> Lines<'a> {
             Anchor::Start,
             palette.ink,
         )?;
-        for us in self.ticks() {
+        for us in ticks(self.range.0, self.range.1) {
             let y = self.y(us);
             canvas.line(&[(left, y), (right, y)], palette.grid, 0.5)?;
             let text = if us < 1000.0 {

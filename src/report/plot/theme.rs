@@ -141,7 +141,7 @@ pub(crate) fn bound_css() -> String {
         (DARK, "@media screen and (prefers-color-scheme: dark) {\n", "}\n"),
     ] {
         css.push_str(open);
-        for bound in BOUNDS {
+        for bound in Bound::ALL {
             let color = palette.bound(bound);
             let _ = writeln!(
                 css,
@@ -156,19 +156,6 @@ pub(crate) fn bound_css() -> String {
     }
     css
 }
-
-/// Every bound.
-const BOUNDS: [Bound; 9] = [
-    Bound::Mxu,
-    Bound::Vpu,
-    Bound::Transcendental,
-    Bound::CrossLane,
-    Bound::Hbm,
-    Bound::Vmem,
-    Bound::Latency,
-    Bound::Launch,
-    Bound::Interconnect,
-];
 
 /// Rules that turn a light picture in a page into a dark one, so that a page holds each picture once.
 pub(crate) fn dark_mode_css() -> String {

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use plotters::backend::DrawingBackend;
 
+use super::axis::ticks;
 use super::canvas::{self, Anchor, Canvas, Picture, Place, PlotError, Type, text_width};
 use super::marks;
 use super::theme::{Palette, Theme};
@@ -98,17 +99,6 @@ impl<'a> Dots<'a> {
         self.left + (Self::right() - self.left) * (us / low).ln() / (high / low).ln()
     }
 
-    /// One, two and five of every power of ten inside the range.
-    fn ticks(&self) -> Vec<f64> {
-        let (low, high) = self.range;
-        let first = low.log10().floor().clamp(-12.0, 12.0) as i32;
-        let last = high.log10().ceil().clamp(-12.0, 12.0) as i32;
-        (first..=last)
-            .flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10_f64.powi(power)))
-            .filter(|us| (low..=high).contains(us))
-            .collect()
-    }
-
     fn numbers<B: DrawingBackend>(
         &self,
         canvas: &Canvas<B>,
@@ -195,7 +185,7 @@ impl Picture for Dots<'_> {
                 palette.quiet,
             )?;
         }
-        for us in self.ticks() {
+        for us in ticks(self.range.0, self.range.1) {
             let x = self.x(us);
             canvas.line(&[(x, HEAD_HEIGHT), (x, bottom)], palette.grid, 0.5)?;
             canvas.line(&[(x, bottom), (x, bottom + 4.0)], palette.axis, 1.0)?;
