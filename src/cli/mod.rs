@@ -1,5 +1,6 @@
 //! The command line: one file per command, each a thin shell over the library.
 
+mod dump;
 mod explain;
 mod fit;
 pub mod hw;
@@ -121,6 +122,8 @@ enum Command {
     Probe(probe::ProbeArgs),
     /// Take one number of a run apart
     Explain(explain::ExplainArgs),
+    /// Time a compiled program from the TPU compiler's own schedule
+    Dump(dump::DumpArgs),
     /// Time every case of a CSV file
     Predict(predict::PredictArgs),
     /// Fit the coefficients of the timing model to measured times
@@ -202,6 +205,7 @@ impl Cli {
             Command::Explain(args) => explain::execute(&mut out, args),
             Command::Fit(args) => fit::execute(&mut out, args, &self.global),
             Command::Validate(args) => validate::execute(&mut out, args, &self.global),
+            Command::Dump(args) => dump::execute(&mut out, args, &self.global),
             Command::Predict(args) => predict::execute(&mut out, args, &self.global),
             Command::Hw(HwCommand::List) => hw::list(&mut out, format),
             Command::Hw(HwCommand::Show { name, clock, set }) => {

@@ -14,6 +14,7 @@
 //! | [`folder`] | the report folder, written whole or not at all |
 
 pub mod csv;
+pub mod dump;
 pub mod explain;
 #[cfg(test)]
 mod fixture;
