@@ -80,7 +80,12 @@ pub(super) fn execute(out: &mut impl Write, args: &DumpArgs, global: &Global) ->
     for path in &args.dumps {
         let dump = Dump::read(path, args.scalars.as_deref(), generation)?;
         let analysis = analyse(&dump, &machine(dump.generation)?);
-        for warning in &analysis.warnings {
+        // The text has them at its end.
+        for warning in analysis
+            .warnings
+            .iter()
+            .filter(|_| global.format != Format::Table)
+        {
             global.say(&format!("warning: {}: {warning}", analysis.dump));
         }
         let listing = match &args.kernel {

@@ -23,7 +23,7 @@ impl fmt::Display for Location {
 #[derive(Debug, thiserror::Error)]
 pub enum DumpError {
     /// The operating system or the archive refused.
-    #[error("{path}: {source}")]
+    #[error("{path} cannot be read")]
     Read {
         /// Path of the folder, archive or file.
         path: String,

@@ -129,7 +129,7 @@ fn slots(slots: &[SlotUse]) -> String {
         .map(|slot| format!("{} {:.0} %", slot.name, 100.0 * slot.share))
         .collect();
     if used.is_empty() {
-        "no table of slots".to_owned()
+        "-".to_owned()
     } else {
         used.join(", ")
     }
