@@ -246,6 +246,8 @@ fn folded_cycles_are_found_again() -> Outcome {
     let delays = tpusim::dump::delays::Delays::recover(&before, &last);
     assert_eq!(delays.after, [0, 2, 0, 1, 0]);
     assert_eq!(delays.alignment, Alignment::Exact);
+    // The matrix unit was busy in rows 1 to 3; the final table has it in one.
+    assert_eq!(delays.busy, [0, 2, 0, 0, 0]);
     Ok(())
 }
 

@@ -5,6 +5,7 @@
 //! of the stage before still has their rows, so that aligning the two tables row by row gives them back.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use serde::Serialize;
 
@@ -34,6 +35,10 @@ pub enum Alignment {
 pub struct Delays {
     /// Empty cycles after each bundle; bundles beyond the end have none.
     pub after: Vec<u32>,
+    /// How much longer than the final table says the units are busy that stay busy for several cycles: for each
+    /// bundle, its empty cycles included, a number for each column that is not
+    /// [a bundle's own](Utilization::own_columns), in their order.
+    pub busy: Vec<i64>,
     /// How well the tables fit.
     pub alignment: Alignment,
     /// Rows of the final table without a partner.
@@ -46,6 +51,7 @@ impl Delays {
     pub fn missing() -> Self {
         Self {
             after: Vec::new(),
+            busy: Vec::new(),
             alignment: Alignment::Missing,
             unmatched: 0,
         }
@@ -60,6 +66,7 @@ impl Delays {
         if folded.is_empty() {
             return Self {
                 after: Vec::new(),
+                busy: Vec::new(),
                 alignment: Alignment::Exact,
                 unmatched: 0,
             };
@@ -75,6 +82,7 @@ impl Delays {
         let unmatched = folded.len() - pairs.len();
         Self {
             after: between(&full, &folded, &pairs, last.len()),
+            busy: busy(before, last, &full, &folded, &pairs),
             alignment: if unmatched == 0 {
                 Alignment::Exact
             } else {
@@ -196,4 +204,44 @@ fn between(
         (last_full, last_folded) = (Some(full_row), Some(folded_row));
     }
     after
+}
+
+/// What the table before says of units that stay busy, less what the final one says, at each bundle: the final
+/// table spreads their use over bundles, not over cycles, and loses what lies in folded rows.
+fn busy(
+    before: &Utilization,
+    last: &Utilization,
+    full: &[(usize, u64)],
+    folded: &[(usize, u64)],
+    pairs: &[(usize, usize)],
+) -> Vec<i64> {
+    let own = last.own_columns();
+    let units: Vec<usize> = (0..own.len()).filter(|&column| !own[column]).collect();
+    let mut extra = vec![0_i64; last.len() * units.len()];
+    if before.names != last.names || last.is_empty() {
+        return extra;
+    }
+    let mut add = |table: &Utilization, rows: Range<usize>, bundle: usize, sign: i64| {
+        for row in rows {
+            for (place, &unit) in units.iter().enumerate() {
+                let cell = table.row(row).get(unit).copied().unwrap_or(0);
+                extra[bundle * units.len() + place] += sign * i64::from(cell);
+            }
+        }
+    };
+    let (mut next_full, mut next_folded) = (0, 0);
+    for &(here, there) in pairs {
+        let (full_row, folded_row) = (full[here].0, folded[there].0);
+        // As the empty cycles, what lies between two rows belongs to the bundle before.
+        let between = folded_row.saturating_sub(1);
+        add(before, next_full..full_row, between, 1);
+        add(last, next_folded..folded_row, between, -1);
+        add(before, full_row..full_row + 1, folded_row, 1);
+        add(last, folded_row..folded_row + 1, folded_row, -1);
+        (next_full, next_folded) = (full_row + 1, folded_row + 1);
+    }
+    let end = last.len() - 1;
+    add(before, next_full..before.len(), end, 1);
+    add(last, next_folded..last.len(), end, -1);
+    extra
 }

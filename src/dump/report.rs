@@ -301,17 +301,18 @@ fn binds(parts: &Parts, slots: &[SlotUse]) -> String {
     if other_us > issue_us + empty_us {
         return format!("work off the core: {:.0} % of the time", share(other_us));
     }
-    if empty_us > issue_us {
-        return format!(
-            "latency: {:.0} % of the time are empty cycles of the schedule",
-            share(empty_us)
-        );
-    }
     // Fills and spills are part of the loads and stores.
     let own = slots.iter().filter(|slot| !slot.name.contains(':'));
     match own.max_by(|a, b| a.share.total_cmp(&b.share)) {
         Some(slot) if slot.share >= SATURATED => {
             format!("{}: {:.0} % of its slots", slot.name, 100.0 * slot.share)
+        }
+        // Empty cycles in which no unit is busy either.
+        _ if empty_us > issue_us => {
+            format!(
+                "latency: {:.0} % of the time are empty cycles of the schedule",
+                share(empty_us)
+            )
         }
         Some(slot) => format!(
             "issue, no slot saturated: the fullest is {} at {:.0} %",
@@ -348,10 +349,21 @@ impl Sums {
         let column = |name: &str| table.names.iter().position(|known| known == name);
         let (fill, spill) = (column("VLOAD:FILL"), column("VSTORE:SPILL"));
         let (load, store) = (column("VLOAD"), column("VSTORE"));
+        let own = table.own_columns();
+        let units: Vec<usize> = (0..own.len()).filter(|&column| !own[column]).collect();
         for bundle in bundles {
             let row = table.row(bundle);
             for (used, &cell) in self.used.iter_mut().zip(row) {
                 *used += f64::from(cell) * times;
+            }
+            for (place, &unit) in units.iter().enumerate() {
+                let extra = kernel
+                    .delays
+                    .busy
+                    .get(bundle * units.len() + place)
+                    .copied()
+                    .unwrap_or(0);
+                self.used[unit] += extra as f64 * times;
             }
             let at = |column: Option<usize>| column.and_then(|column| row.get(column)).copied().unwrap_or(0);
             let (loads, stores) = (at(fill), at(spill));
