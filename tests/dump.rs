@@ -246,8 +246,9 @@ fn folded_cycles_are_found_again() -> Outcome {
     let delays = tpusim::dump::delays::Delays::recover(&before, &last);
     assert_eq!(delays.after, [0, 2, 0, 1, 0]);
     assert_eq!(delays.alignment, Alignment::Exact);
-    // The matrix unit was busy in rows 1 to 3; the final table has it in one.
-    assert_eq!(delays.busy, [0, 2, 0, 0, 0]);
+    // The matrix unit was busy in rows 1 to 3, all of them bundle 1 and the empty cycles behind it; the final
+    // table has it in bundles 1 and 2.
+    assert_eq!(delays.busy, [0, 2, -1, 0, 0]);
     Ok(())
 }
 
