@@ -1,9 +1,10 @@
 //! Number formats of tensors, and what they cost in bytes and matrix-unit passes.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A number format as the chips and the workloads name it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum Dtype {
     /// IEEE binary64; only the reference recurrence and exact checks use it.
     #[serde(rename = "f64")]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::Dtype;
@@ -9,7 +10,7 @@ use crate::graph::{Precision, RowRun, Visibility};
 use crate::mechanisms::Mechanism;
 
 /// How the two chunk Gram matrices are built (docs/model.md, "Gram variants").
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum GramVariant {
     /// One product, one scalar decay mask.
@@ -42,7 +43,7 @@ impl GramVariant {
 }
 
 /// How the unit lower-triangular chunk matrix is inverted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum InverseVariant {
     /// Row by row on the vector unit.
@@ -78,7 +79,7 @@ impl InverseVariant {
 }
 
 /// Format of the state between chunks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StateFormat {
     /// IEEE binary32.
@@ -112,7 +113,7 @@ impl StateFormat {
 }
 
 /// Whether the delta rule predicts from the decayed state or from the state before the decay.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ReadConvention {
     /// Predicts from `D S`.
@@ -122,7 +123,7 @@ pub enum ReadConvention {
 }
 
 /// Formula of the log decay.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DecayGate {
     /// `-exp(A) softplus(x + b)`: unbounded below.
@@ -132,7 +133,7 @@ pub enum DecayGate {
 }
 
 /// Row of a block whose cumulative decay is the pivot of a factored Gram.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PivotRow {
     /// The middle row: both operands reach half the block's decay.
@@ -142,7 +143,7 @@ pub enum PivotRow {
 }
 
 /// How the output gate is projected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OutputGate {
     /// One full matrix.
@@ -154,7 +155,7 @@ pub enum OutputGate {
 }
 
 /// Function applied to queries and keys of linear attention.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FeatureMap {
     /// `elu(x) + 1`: positive.
@@ -166,7 +167,7 @@ pub enum FeatureMap {
 }
 
 /// State the first chunk starts from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum InitialState {
     /// Zeros, made on chip.
@@ -176,7 +177,7 @@ pub enum InitialState {
 }
 
 /// What the layer computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Pass {
     /// Whole sequences, chunk by chunk.
@@ -186,7 +187,7 @@ pub enum Pass {
 }
 
 /// Which state the output of a decode step is read from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Readout {
     /// `o = q S'`: waits for the update.
@@ -196,7 +197,7 @@ pub enum Readout {
 }
 
 /// Which unit contracts a vector with the state in a decode step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StateProducts {
     /// Multiplications and a sum over rows on the vector unit.
@@ -264,7 +265,7 @@ impl Default for Attention {
 
 /// How the keys that SPD-SLA-W writes with are whitened by the normalised covariance `Cn` of the keys of past chunks. The names are
 /// the paper's; what each computes is our reading (docs/model.md, "Whitening").
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WhiteningSolver {
     /// Keys as they are: SLA with a clamped step size.
@@ -307,7 +308,7 @@ impl WhiteningSolver {
 }
 
 /// How fast `MesaNet` forgets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Forgetting {
     /// Not at all: every token weighs the same.

@@ -14,6 +14,7 @@ pub mod measurements;
 pub mod mechanisms;
 pub mod numerics;
 pub mod report;
+pub mod schema;
 pub mod study;
 pub mod timing;
 pub mod units;

@@ -16,11 +16,13 @@
 //! # Ok::<(), tpusim::units::ParseQuantityError>(())
 //! ```
 
+use std::borrow::Cow;
 use std::fmt;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Sub};
 use std::str::FromStr;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -240,6 +242,18 @@ fn check(value: f64, unit: &Unit, found: impl Fn() -> String) -> Result<f64, Par
     Ok(value)
 }
 
+/// Regular expression of the texts that are read as a quantity. Whether a number is beyond the range of a double, it does not tell.
+fn pattern(unit: &Unit) -> String {
+    let prefixes: Vec<&str> = unit.prefixes.iter().map(|(prefix, _)| *prefix).collect();
+    // Zero where it means nothing: somewhere before the exponent stands another digit.
+    let more_than_zero = if unit.zero_allowed { "" } else { "(?=[0-9.]*[1-9])" };
+    format!(
+        r"^\s*\+?{more_than_zero}([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*({})({})\s*$",
+        prefixes.join("|"),
+        unit.symbols.join("|")
+    )
+}
+
 /// `value` with at most four significant digits and no trailing zeros, for `value` in `[1, 1000)`.
 fn four_digits(value: f64) -> String {
     let decimals = if value >= 999.95 {
@@ -382,6 +396,21 @@ macro_rules! quantity {
                 }
 
                 deserializer.deserialize_str(Text)
+            }
+        }
+
+        /// A text with a unit, as a pattern of the same numbers, prefixes and symbols that are read.
+        impl JsonSchema for $name {
+            fn inline_schema() -> bool {
+                true
+            }
+
+            fn schema_name() -> Cow<'static, str> {
+                Cow::Borrowed(stringify!($name))
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({ "type": "string", "pattern": pattern(&$unit), "examples": [$unit.example] })
             }
         }
 
@@ -668,6 +697,29 @@ mod tests {
                 prop_assert!(close(BytesPerSecond(value).to_string().parse::<BytesPerSecond>()?.get()));
                 prop_assert!(close(FlopsPerSecond(value).to_string().parse::<FlopsPerSecond>()?.get()));
                 prop_assert!(close(Hertz(value).to_string().parse::<Hertz>()?.get()));
+            }
+        }
+
+        #[test]
+        fn the_pattern_of_a_schema_is_what_is_read(
+            sign in "[+-]?", whole in "[0-9]{0,3}", rest in "(\\.[0-9]{0,2})?(e-?[0-9])?", prefix in "( ?[kKMGTPEmunp]i?)?",
+            symbol in "(B|B/s|s|Hz|FLOP/s|OP/s|GB)?",
+        ) {
+            let text = format!("{sign}{whole}{rest}{prefix}{symbol}");
+            let matches = |unit: &Unit| {
+                let schema = serde_json::json!({ "pattern": pattern(unit) });
+                jsonschema::is_valid(&schema, &serde_json::json!(text))
+            };
+            for (unit, read) in [
+                (&BYTES, parse(&text, &BYTES)),
+                (&BYTES_PER_SECOND, parse(&text, &BYTES_PER_SECOND)),
+                (&FLOPS_PER_SECOND, parse(&text, &FLOPS_PER_SECOND)),
+                (&HERTZ, parse(&text, &HERTZ)),
+                (&SECONDS, parse(&text, &SECONDS)),
+            ] {
+                // Minus zero is read as zero, which nobody writes.
+                let written = read.is_ok() && !text.starts_with('-');
+                prop_assert_eq!(written, matches(unit), "`{}` as {}: {:?}", text, unit.quantity, read);
             }
         }
 

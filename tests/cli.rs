@@ -440,6 +440,178 @@ fn an_override_changes_the_result_and_is_recorded() -> Outcome {
 }
 
 #[test]
+fn a_workload_compared_with_itself_is_as_fast() -> Outcome {
+    let home = home()?;
+    succeeds(
+        home.path(),
+        &["run", "small.yaml", "--numeric", "off", "--out", "out"],
+    )?;
+    // A workload, its result and its report folder are the same thing.
+    for other in ["small.yaml", "out/result.json", "out"] {
+        let args = ["compare", "small.yaml", other, "--format", "json"];
+        let found = json(home.path(), &args)?;
+        assert_eq!(found["schema"], "tpusim.comparison/1");
+        assert_eq!(found["identical"], true, "{other}: {}", found["differences"]);
+        assert_eq!(
+            (&found["differences"], &found["cautions"]),
+            (&serde_json::json!([]), &serde_json::json!([]))
+        );
+        let plans = found["chips"][0]["plans"].as_array().ok_or("plans")?;
+        assert_eq!(plans.len(), 2);
+        for plan in plans {
+            let rows = plan["rows"].as_array().ok_or("rows")?;
+            for speedup in rows.iter().map(|row| &row["speedup"]).chain([&plan["speedup"]]) {
+                assert_eq!(speedup["ratio"], 1.0);
+                assert_eq!((&speedup["low"], &speedup["high"]), (&1.0.into(), &1.0.into()));
+            }
+        }
+    }
+    let text = succeeds(home.path(), &["compare", "out", "small.yaml"])?;
+    assert!(text.contains("\ninputs are identical\n"), "{text}");
+    assert!(!text.contains("caution"), "{text}");
+    Ok(())
+}
+
+#[test]
+fn what_differs_between_two_sides_is_listed_field_by_field() -> Outcome {
+    let home = home()?;
+    let compare = |more: &[&str]| {
+        json(
+            home.path(),
+            &[&["compare", "small.yaml", "small.yaml", "--format", "json"], more].concat(),
+        )
+    };
+    let differs = |found: &Value| -> Vec<String> {
+        let entries = found["differences"].as_array().into_iter().flatten();
+        entries
+            .map(|entry| {
+                let word = |key: &str| entry[key].as_str().unwrap_or("none").to_owned();
+                format!("{} {}: {} {}", word("part"), word("field"), word("a"), word("b"))
+            })
+            .collect()
+    };
+    let found = compare(&["--set-b", "layer.chunk=32", "--set", "layer.state=bf16"])?;
+    assert_eq!(differs(&found), ["workload layer.chunk: 64 32"]);
+    assert_eq!(found["identical"], false);
+    // The value of a field that is left out is known all the same.
+    let found = compare(&["--set-b", "layer.state=bf16"])?;
+    assert_eq!(differs(&found), ["workload layer.state: f32 bf16"]);
+    let found = compare(&["--set-a", "hw.hbm.bandwidth=1 TB/s"])?;
+    assert_eq!(differs(&found), ["hardware hbm.bandwidth: 1 TB/s 1638 GB/s"]);
+    assert_eq!(
+        found["a"]["overrides"],
+        serde_json::json!(["hw.hbm.bandwidth=1 TB/s"])
+    );
+    let found = compare(&["--set-b", "name=other"])?;
+    assert_eq!(differs(&found), Vec::<String>::new());
+    assert_eq!(found["identical"], false);
+    let found = compare(&["--hw-a", "tpu-v6e", "--hw-b", "tpu-v7x"])?;
+    assert!(
+        differs(&found).contains(&"hardware clock.states.default.frequency: 1.75 GHz 1.9 GHz".to_owned())
+    );
+    assert_eq!(
+        found["chips"][0]["plans"][0]["speedup"]["interval_from"],
+        "independent"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_result_of_another_version_or_calibration_is_said_first() -> Outcome {
+    let home = home()?;
+    succeeds(
+        home.path(),
+        &["run", "small.yaml", "--numeric", "off", "--out", "out"],
+    )?;
+    let text = fs::read_to_string(home.path().join("out/result.json"))?;
+    let version = format!("\"version\": \"{}\"", env!("CARGO_PKG_VERSION"));
+    let result: Value = serde_json::from_str(&text)?;
+    let digest = result["provenance"]["calibration_digest"]
+        .as_str()
+        .ok_or("digest")?;
+    fs::write(
+        home.path().join("old.json"),
+        text.replace(&version, "\"version\": \"0.0.9\""),
+    )?;
+    fs::write(
+        home.path().join("fit.json"),
+        text.replace(digest, "0123456789abcdef"),
+    )?;
+    for (file, words) in [
+        ("old.json", "of tpusim 0.0.9"),
+        ("fit.json", "calibration 0123456789abcdef"),
+    ] {
+        let text = succeeds(home.path(), &["compare", "small.yaml", file])?;
+        let first = text.lines().next().ok_or("no line")?;
+        assert!(first.starts_with("caution: ") && first.contains(words), "{first}");
+        let found = json(home.path(), &["compare", "small.yaml", file, "--format", "json"])?;
+        assert_eq!(found["identical"], false);
+        assert_eq!(
+            found["chips"][0]["plans"][0]["speedup"]["interval_from"],
+            "independent"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_result_is_located_and_cannot_be_changed() -> Outcome {
+    let home = home()?;
+    succeeds(
+        home.path(),
+        &["run", "small.yaml", "--numeric", "off", "--out", "out"],
+    )?;
+    fs::write(
+        home.path().join("broken.json"),
+        "{\n  \"schema\": \"tpusim.result/1\",\n  \"name\" 1\n}\n",
+    )?;
+    fs::write(
+        home.path().join("other.json"),
+        "{ \"schema\": \"tpusim.stack/1\" }\n",
+    )?;
+    let cases: [(&[&str], &str); 5] = [
+        (
+            &["compare", "broken.json", "small.yaml"],
+            "broken.json: expected `:` at line 3 column 10",
+        ),
+        (
+            &["compare", "small.yaml", "other.json"],
+            "other.json: schema `tpusim.stack/1` is not `tpusim.result/1`",
+        ),
+        (
+            &["compare", "out", "small.yaml", "--set", "layer.chunk=32"],
+            "A is the result of a run",
+        ),
+        (
+            &["compare", "small.yaml", "out", "--set-b", "layer.chunk=32"],
+            "B is the result of a run",
+        ),
+        (
+            &["compare", "small.yaml", "out", "--hw", "tpu-v7x"],
+            "out/result.json: `tpu-v7x` is not among the chips",
+        ),
+    ];
+    for (args, words) in cases {
+        let message = refuses(home.path(), args)?;
+        assert!(
+            message.starts_with("error: ") && message.contains(words),
+            "{args:?}: {message}"
+        );
+    }
+    // The other side can be changed.
+    succeeds(
+        home.path(),
+        &["compare", "out", "small.yaml", "--set-b", "layer.chunk=32"],
+    )?;
+    let message = refuses(
+        home.path(),
+        &["compare", "out", "out", "--hw", "tpu-v6e", "--hw-a", "tpu-v6e"],
+    )?;
+    assert!(message.contains("--help"), "{message}");
+    Ok(())
+}
+
+#[test]
 fn chips_of_the_command_line_replace_those_of_the_file() -> Outcome {
     let home = home()?;
     let run = ["run", "small.yaml", "--numeric", "off", "--format", "json"];
@@ -520,7 +692,10 @@ fn lists_name_everything_shipped() -> Outcome {
             .map(str::to_owned)
             .collect())
     };
-    for (command, folder) in [(&["list"][..], "workloads"), (&["hw", "list"][..], "hw")] {
+    for (command, folders) in [
+        (&["list"][..], &["workloads", "workloads/studies"][..]),
+        (&["hw", "list"][..], &["hw"][..]),
+    ] {
         let listed = json(home.path(), &[command, &["--format", "json"]].concat())?;
         let listed: BTreeSet<String> = listed
             .as_array()
@@ -528,7 +703,11 @@ fn lists_name_everything_shipped() -> Outcome {
             .flatten()
             .filter_map(|entry| entry["name"].as_str().map(str::to_owned))
             .collect();
-        assert_eq!(listed, files(folder)?);
+        let mut shipped = BTreeSet::new();
+        for folder in folders {
+            shipped.extend(files(folder)?);
+        }
+        assert_eq!(listed, shipped);
         let table = succeeds(home.path(), command)?;
         let csv = succeeds(home.path(), &[command, &["--format", "csv"]].concat())?;
         assert_eq!(csv.lines().count(), listed.len() + 1);
@@ -589,6 +768,123 @@ fn the_file_that_init_writes_runs() -> Outcome {
     let result = json(home.path(), &run)?;
     assert_eq!(result["name"], "my-layer");
     assert!(result["numeric"]["non_finite"].is_null());
+    Ok(())
+}
+
+#[test]
+fn what_init_writes_names_the_schema_that_is_printed() -> Outcome {
+    let home = tempfile::tempdir()?;
+    for (init, kind) in [
+        (&["init", "w.yaml"][..], "workload"),
+        (&["hw", "init", "h.yaml"], "hardware"),
+    ] {
+        let said = succeeds(home.path(), init)?;
+        let (_, rest) = said.split_once("once `").ok_or("no hint")?;
+        let hint = rest.split('`').next().unwrap_or_default();
+        let (command, file) = hint.split_once(" > ").ok_or("no file")?;
+        assert_eq!(command, format!("tpusim schema {kind}"));
+        let text = fs::read_to_string(home.path().join(init.last().ok_or("file")?))?;
+        let line = format!("# yaml-language-server: $schema={file}");
+        assert_eq!(text.lines().next(), Some(line.as_str()));
+        let schema = json(home.path(), &["schema", kind])?;
+        assert_eq!(schema["$schema"], "http://json-schema.org/draft-07/schema#");
+    }
+    for format in ["table", "csv"] {
+        let list = succeeds(home.path(), &["schema", "--format", format])?;
+        assert_eq!(list.lines().count(), 4, "{list}");
+    }
+    assert_eq!(
+        json(home.path(), &["schema", "--format", "json"])?
+            .as_array()
+            .map(Vec::len),
+        Some(3)
+    );
+    assert!(refuses(home.path(), &["schema", "workloads"])?.contains("workload"));
+    Ok(())
+}
+
+/// What another program prints for `script`, or `None` where it is not installed.
+fn fed(program: &str, args: &[&str], script: &str) -> Result<Option<Output>, Box<dyn std::error::Error>> {
+    use std::io::Write;
+    use std::process::Stdio;
+    let started = Command::new(program)
+        .args(args)
+        .env("MANPAGER", "cat")
+        .env("PAGER", "cat")
+        .env("MANWIDTH", "100")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = match started {
+        Ok(child) => child,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    child
+        .stdin
+        .take()
+        .ok_or("no stdin")?
+        .write_all(script.as_bytes())?;
+    Ok(Some(child.wait_with_output()?))
+}
+
+#[test]
+fn completions_are_scripts_of_their_shells() -> Outcome {
+    let home = tempfile::tempdir()?;
+    let bash = succeeds(home.path(), &["completions", "bash"])?;
+    for word in ["compare", "--hw-a", "whitening", "hw__subcmd__show"] {
+        assert!(bash.contains(word), "no {word}");
+    }
+    if let Some(parsed) = fed("bash", &["-n"], &bash)? {
+        assert!(parsed.status.success() && parsed.stderr.is_empty(), "{parsed:?}");
+    }
+    // The words that bash offers are the commands.
+    let ask = format!(
+        "{bash}\nCOMP_WORDS=(tpusim com); COMP_CWORD=1; _tpusim tpusim com tpusim; echo \"${{COMPREPLY[@]}}\"\n"
+    );
+    if let Some(found) = fed("bash", &["--norc"], &ask)? {
+        assert_eq!(String::from_utf8(found.stdout)?.trim(), "compare completions");
+    }
+    for (shell, word) in [
+        ("zsh", "#compdef tpusim"),
+        ("fish", "complete -c tpusim"),
+        ("elvish", "tpusim"),
+        ("powershell", "tpusim"),
+    ] {
+        assert!(
+            succeeds(home.path(), &["completions", shell])?.contains(word),
+            "{shell}"
+        );
+    }
+    assert!(refuses(home.path(), &["completions", "cmd"])?.contains("bash"));
+    Ok(())
+}
+
+#[test]
+fn pages_of_the_manual_render() -> Outcome {
+    let home = tempfile::tempdir()?;
+    for (args, title) in [
+        (&["man"][..], "tpusim(1)"),
+        (&["man", "compare"], "tpusim-compare(1)"),
+        (&["man", "hw", "show"], "tpusim-hw-show(1)"),
+    ] {
+        let page = succeeds(home.path(), args)?;
+        let heading = title.trim_end_matches("(1)");
+        assert!(page.contains(&format!(".TH {heading} 1")), "{page}");
+        if let Some(shown) = fed("man", &["-l", "-"], &page)? {
+            assert!(shown.status.success() && shown.stderr.is_empty(), "{shown:?}");
+            let text = String::from_utf8_lossy(&shown.stdout).into_owned();
+            assert!(
+                text.contains("SYNOPSIS") && text.to_lowercase().contains(title),
+                "{text}"
+            );
+        }
+    }
+    let message = refuses(home.path(), &["man", "compair"])?;
+    assert!(message.contains("did you mean `compare`?"), "{message}");
+    let message = refuses(home.path(), &["man", "run", "x"])?;
+    assert!(message.contains("`run` has no commands"), "{message}");
     Ok(())
 }
 
@@ -681,6 +977,49 @@ fn a_numeric_check_that_overflows_ends_with_1() -> Outcome {
     Ok(())
 }
 
+/// The picture alone: one marker per row of the plan asked for and one in the key, on the paper asked for, as often as it is asked the same.
+#[test]
+fn a_roofline_is_drawn_alone() -> Outcome {
+    let home = home()?;
+    let args = [
+        "roofline",
+        "small.yaml",
+        "--hw",
+        "tpu-v6e,h100-sxm",
+        "--plan",
+        "fused",
+        "--theme",
+        "dark",
+        "--untitled",
+        "--out",
+        "deep/figure.2",
+    ];
+    succeeds(home.path(), &args)?;
+    let folder = home.path().join("deep");
+    assert_eq!(
+        names(&folder)?,
+        BTreeSet::from(["figure.2.png".to_owned(), "figure.2.svg".to_owned()])
+    );
+    let first = contents(&folder)?;
+    let svg = fs::read_to_string(folder.join("figure.2.svg"))?;
+    let rows = json(
+        home.path(),
+        &["run", "small.yaml", "--format", "json", "--numeric", "off"],
+    )?;
+    let fused = rows["chips"][0]["plans"][1]["stages"]
+        .as_array()
+        .map_or(0, Vec::len);
+    assert_eq!(svg.matches("<circle").count(), 2 * fused + 1);
+    assert!(!svg.contains("Roofline: ") && !svg.contains("#FFFFFF"));
+    succeeds(home.path(), &args)?;
+    assert_eq!(contents(&folder)?, first);
+    let error = refuses(home.path(), &["roofline", "small.yaml", "--plan", "fussed"])?;
+    assert!(error.contains("did you mean `fused`?"), "{error}");
+    let error = refuses(home.path(), &["roofline", "hybrid_7L1A"])?;
+    assert!(error.contains("stack of layers"), "{error}");
+    Ok(())
+}
+
 #[test]
 fn help_is_short_and_current() -> Outcome {
     let home = tempfile::tempdir()?;
@@ -689,13 +1028,17 @@ fn help_is_short_and_current() -> Outcome {
     for (name, args) in [
         ("tpusim", &["-h"][..]),
         ("run", &["run", "-h"]),
+        ("roofline", &["roofline", "-h"]),
         ("hw", &["hw", "-h"]),
         ("hw_show", &["hw", "show", "-h"]),
         ("init", &["init", "-h"]),
         ("explain", &["explain", "-h"]),
+        ("whatif", &["whatif", "-h"]),
+        ("compare", &["compare", "-h"]),
     ] {
         let help = succeeds(home.path(), args)?;
-        assert!(help.lines().count() <= 30, "{name} does not fit a screen");
+        let most = if name == "tpusim" { 34 } else { 30 };
+        assert!(help.lines().count() <= most, "{name} does not fit a screen");
         let expected = Data::read_from(&folder.join(format!("{name}.txt")), None);
         if let Err(difference) = assert.try_eq(Some(&name), Data::text(help), expected) {
             panic!("{difference}");

@@ -281,3 +281,39 @@ fn logits_stay_on_chip_where_they_fit() {
     assert_eq!(statistics("tpu-v7x"), logits + sums);
     assert_eq!(statistics("tpu-v5p"), logits + sums);
 }
+
+/// Kernels of flash-linear-attention keep the states of chunks in bf16 and their chunk matrices in f32, whether or not the two have as many elements: with 64 channels and chunks
+/// of 64 they do.
+#[test]
+fn states_of_chunks_are_told_from_chunk_matrices() {
+    let chip = chip("h200-sxm", &[]);
+    let (tokens, heads, channels, chunk) = (8192_u64, 16_u64, 64_u64, 64_u64);
+    let params = format!("B=1;T={tokens};H={heads};K={channels};V={channels}");
+    let (launches, _) = predict::launches(&row("h200-sxm", "gdn_chunk", &params, "bf16"), &chip)
+        .unwrap_or_else(|reason| panic!("{params}: {reason}"));
+    let states = tokens / chunk * heads * channels * channels;
+    let moved = |label: &str, writes: bool| {
+        let kernel = &launches
+            .iter()
+            .find(|launch| launch.kernel.label == label)
+            .unwrap_or_else(|| panic!("a kernel `{label}`"))
+            .kernel;
+        let transfers = if writes { &kernel.writes } else { &kernel.reads };
+        transfers
+            .iter()
+            .map(|transfer| (transfer.name.clone(), transfer.bytes))
+            .collect::<Vec<_>>()
+    };
+    assert!(
+        moved("op6", true).contains(&("S".to_owned(), 2 * states)),
+        "{:?}",
+        moved("op6", true)
+    );
+    assert!(moved("op7a", false).contains(&("S".to_owned(), 2 * states)));
+    let matrix = tokens * heads * chunk;
+    assert!(
+        moved("op7a", true).contains(&("A".to_owned(), 4 * matrix)),
+        "{:?}",
+        moved("op7a", true)
+    );
+}

@@ -76,6 +76,7 @@ embedded!(
     "gdn_fused",
     "gdn_recurrent",
     "h200",
+    "h200_chains",
     "linear_cross_entropy",
     "matmul_v4",
     "matmul_v6e_v7x",

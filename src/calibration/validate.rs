@@ -215,6 +215,26 @@ struct Scored<'a> {
     residual: f64,
 }
 
+/// About `most` pairs of `n` rows, spread evenly over all of them; all where there are fewer.
+fn pairs(n: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
+    let stride = (n * n.saturating_sub(1) / 2 / most.max(1)).max(1);
+    (0..n)
+        .flat_map(|i| (0..i).map(move |j| (i, j)))
+        .enumerate()
+        .filter(move |(pair, _)| (pair + 1).is_multiple_of(stride))
+        .map(|(_, pair)| pair)
+}
+
+/// Factor, above 1, that the predicted ratio of two times is off by at most in 80 % of the pairs of rows of one group: one family on one device. Groups with
+/// many rows count no more than others that have enough of them. None where no group has two rows.
+fn speedup_error(groups: &BTreeMap<(&str, &str), Vec<f64>>) -> Option<f64> {
+    let errors: Vec<f64> = groups
+        .values()
+        .flat_map(|of| pairs(of.len(), MOST_PAIRS / groups.len()).map(|(i, j)| (of[i] - of[j]).abs()))
+        .collect();
+    (!errors.is_empty()).then(|| quantile(&errors, 0.8).exp())
+}
+
 fn score(family: &str, device: &str, split: Split, rows: &[Scored<'_>], coverage: Option<f64>) -> Score {
     let percent = |r: f64| 100.0 * (r.exp() - 1.0);
     let errors: Vec<f64> = rows.iter().map(|row| percent(row.residual).abs()).collect();
@@ -224,27 +244,18 @@ fn score(family: &str, device: &str, split: Split, rows: &[Scored<'_>], coverage
         .iter()
         .map(|row| row.observation.measured_us * row.residual.exp())
         .collect();
-    // Pairs on one device, spread evenly over all of them.
     let mut ratios = Vec::new();
     let (mut right, mut decided) = (0.0, 0.0);
-    let n = rows.len();
-    let stride = (n * n.saturating_sub(1) / 2 / MOST_PAIRS).max(1);
-    let mut pair = 0_usize;
-    for i in 0..n {
-        for j in 0..i {
-            pair += 1;
-            if !pair.is_multiple_of(stride)
-                || rows[i].observation.row.device != rows[j].observation.row.device
-            {
-                continue;
-            }
-            ratios.push(percent(rows[i].residual - rows[j].residual).abs());
-            let ratio = measured[i] / measured[j];
-            if ratio.max(ratio.recip()) > SAME_TIME {
-                decided += 1.0;
-                if (ratio > 1.0) == (predicted[i] > predicted[j]) {
-                    right += 1.0;
-                }
+    for (i, j) in pairs(rows.len(), MOST_PAIRS) {
+        if rows[i].observation.row.device != rows[j].observation.row.device {
+            continue;
+        }
+        ratios.push(percent(rows[i].residual - rows[j].residual).abs());
+        let ratio = measured[i] / measured[j];
+        if ratio.max(ratio.recip()) > SAME_TIME {
+            decided += 1.0;
+            if (ratio > 1.0) == (predicted[i] > predicted[j]) {
+                right += 1.0;
             }
         }
     }
@@ -252,7 +263,7 @@ fn score(family: &str, device: &str, split: Split, rows: &[Scored<'_>], coverage
         family: family.to_owned(),
         device: device.to_owned(),
         split,
-        n,
+        n: rows.len(),
         median_abs_pct: quantile(&errors, 0.5),
         p90_abs_pct: quantile(&errors, 0.9),
         bias_pct: percent(quantile(&signed, 0.5)),
@@ -419,19 +430,33 @@ pub fn interval_residuals_of(
             .filter_map(|(o, residual)| residual.map(|r| (r, o.measured_us)))
             .collect()
     };
-    let made = |family: &str, device: &str, rows: &[(f64, f64)], ends: (f64, f64)| {
-        let rounded = |value: f64| format!("{value:.4}").parse().unwrap_or(value);
-        let times = rows.iter().map(|(_, us)| *us);
-        Residuals {
-            family: family.to_owned(),
-            device: device.to_owned(),
-            rows: rows.len(),
-            // Residuals are predicted over measured, the interval is that of measured over predicted.
-            low: rounded((-ends.1).exp()),
-            high: rounded((-ends.0).exp()),
-            shortest_us: times.clone().fold(f64::INFINITY, f64::min),
-            longest_us: times.fold(0.0, f64::max),
+    let made =
+        |family: &str, device: &str, rows: &[(f64, f64)], ends: (f64, f64), speedup_error: Option<f64>| {
+            let rounded = |value: f64| format!("{value:.4}").parse().unwrap_or(value);
+            let times = rows.iter().map(|(_, us)| *us);
+            Residuals {
+                family: family.to_owned(),
+                device: device.to_owned(),
+                rows: rows.len(),
+                // Residuals are predicted over measured, the interval is that of measured over predicted.
+                low: rounded((-ends.1).exp()),
+                high: rounded((-ends.0).exp()),
+                shortest_us: times.clone().fold(f64::INFINITY, f64::min),
+                longest_us: times.fold(0.0, f64::max),
+                speedup_error_ratio: speedup_error.map(rounded),
+            }
+        };
+    let of_pairs = |split: Split, pick: &dyn Fn(&Observation) -> bool| -> Option<f64> {
+        let mut groups: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
+        for (o, residual) in observations.iter().zip(residuals.get(&split)?) {
+            if let Some(residual) = residual.filter(|_| pick(o)) {
+                groups
+                    .entry((&o.family, &o.row.device))
+                    .or_default()
+                    .push(residual);
+            }
         }
+        speedup_error(&groups)
     };
     let picked = || observations.iter().filter(|o| pick(o));
     let devices: BTreeSet<(&str, &str)> = picked()
@@ -440,9 +465,8 @@ pub fn interval_residuals_of(
     let families: BTreeSet<(&str, bool)> = picked().map(|o| (o.family.as_str(), o.tpu())).collect();
     let mut out = Vec::new();
     for (family, device) in devices {
-        let rows = of_split(Split::ByShape, &|o| {
-            pick(o) && o.family == family && o.row.device == device
-        });
+        let own = |o: &Observation| pick(o) && o.family == family && o.row.device == device;
+        let rows = of_split(Split::ByShape, &own);
         if rows.len() >= FEWEST_RESIDUALS {
             let values: Vec<f64> = rows.iter().map(|(r, _)| *r).collect();
             out.push(made(
@@ -450,6 +474,7 @@ pub fn interval_residuals_of(
                 device,
                 &rows,
                 (quantile(&values, 0.1), quantile(&values, 0.9)),
+                of_pairs(Split::ByShape, &own),
             ));
         }
     }
@@ -457,9 +482,9 @@ pub fn interval_residuals_of(
     let of_family = families.into_iter().map(|(family, tpu)| (Some(family), tpu));
     let of_all = [(None, true), (None, false)];
     for (family, tpu) in of_family.chain(of_all) {
-        let rows = of_split(Split::LeaveDeviceOut, &|o| {
-            pick(o) && o.tpu() == tpu && family.is_none_or(|family| family == o.family)
-        });
+        let of_group =
+            |o: &Observation| pick(o) && o.tpu() == tpu && family.is_none_or(|family| family == o.family);
+        let rows = of_split(Split::LeaveDeviceOut, &of_group);
         let ends = left_out.and_then(|left_out| unseen(observations, left_out, tpu, family, &pick));
         if let (Some(ends), true) = (ends, rows.len() >= FEWEST_RESIDUALS) {
             let architecture = if tpu { Architecture::Tpu } else { Architecture::Gpu };
@@ -468,6 +493,7 @@ pub fn interval_residuals_of(
                 UNSEEN,
                 &rows,
                 ends,
+                of_pairs(Split::LeaveDeviceOut, &of_group),
             ));
         }
     }
@@ -496,4 +522,56 @@ pub fn roofline(observations: &[Observation]) -> Vec<Option<f64>> {
         .iter()
         .map(|o| Some((o.roofline_us / o.measured_us).ln()))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use approx::assert_relative_eq;
+
+    use super::*;
+
+    fn error(groups: &[(&'static str, Vec<f64>)]) -> Option<f64> {
+        let groups = groups
+            .iter()
+            .map(|(device, of)| (("family", *device), of.clone()));
+        speedup_error(&groups.collect())
+    }
+
+    #[test]
+    fn what_is_off_for_a_whole_device_cancels_in_ratios() {
+        // All rows too slow by the same factor, on each device by another one.
+        assert_eq!(
+            error(&[("one", vec![0.3; 20]), ("two", vec![-0.2; 20])]),
+            Some(1.0)
+        );
+        assert_eq!(error(&[("one", vec![0.3])]), None);
+        assert_eq!(error(&[]), None);
+    }
+
+    #[test]
+    fn independent_errors_add_in_squares() -> Result<(), Box<dyn std::error::Error>> {
+        use statrs::distribution::{ContinuousCDF, Normal};
+        // The quantiles of a normal distribution, few enough for all pairs.
+        let (n, sigma) = (60, 0.1);
+        let normal = Normal::new(0.0, sigma)?;
+        let of = |shift: f64| -> Vec<f64> {
+            (0..n)
+                .map(|i| shift + normal.inverse_cdf((f64::from(i) + 0.5) / f64::from(n)))
+                .collect()
+        };
+        // The difference of two has the square root of two times their deviation; 80 % lie within 1.2816 of those.
+        let expected = 1.2816 * sigma * std::f64::consts::SQRT_2;
+        let found = error(&[("one", of(0.0)), ("two", of(0.5))]).ok_or("no pairs")?;
+        assert_relative_eq!(found.ln(), expected, max_relative = 2e-3);
+        Ok(())
+    }
+
+    #[test]
+    fn pairs_are_all_of_them_or_spread_over_all() {
+        assert_eq!(pairs(4, 100).count(), 6);
+        let some: Vec<(usize, usize)> = pairs(1000, 100).collect();
+        assert!((100..=101).contains(&some.len()), "{}", some.len());
+        assert!(some.iter().all(|(i, j)| j < i && *i < 1000));
+        assert!(some.first().is_some_and(|(i, _)| *i < 200) && some.last().is_some_and(|(i, _)| *i > 900));
+    }
 }

@@ -10,8 +10,9 @@ use serde::Serialize;
 use super::json;
 use crate::config::Document;
 use crate::dtype::Dtype;
-use crate::hardware::{self, Chip, Provenance, PublishedFigure};
+use crate::hardware::{self, Architecture, Chip, Provenance, PublishedFigure};
 use crate::report::table::{Cell, Column, Format, Table};
+use crate::schema::Kind;
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Hertz, Seconds};
 
 /// How a command ended that did what it was asked.
@@ -166,6 +167,16 @@ fn described(chip: &Chip) -> Vec<Entry<'_>> {
     ];
     entries
         .extend(sizes.map(|(field, size)| entry("matrix_unit", field, size.into(), "1", &matrix.provenance)));
+    if chip.architecture == Architecture::Gpu {
+        let issued = f64::from(u8::from(matrix.asynchronous));
+        entries.push(entry(
+            "matrix_unit",
+            "asynchronous",
+            issued,
+            "1 if so",
+            &matrix.provenance,
+        ));
+    }
     for (dtype, rate) in &matrix.rows_per_cycle {
         entries.push(entry(
             "matrix_unit",
@@ -206,6 +217,9 @@ fn described(chip: &Chip) -> Vec<Entry<'_>> {
                 "B",
                 &memory.provenance,
             ));
+            if let Some(limit) = memory.scoped_limit {
+                entries.push(entry(block, "scoped_limit", limit.get(), "B", &memory.provenance));
+            }
         }
     }
     let hbm = &chip.hbm;
@@ -635,6 +649,7 @@ pub fn init(out: &mut impl Write, path: &str) -> anyhow::Result<Outcome> {
     file.write_all(hardware::TEMPLATE.as_bytes())
         .with_context(|| format!("cannot write `{path}`"))?;
     writeln!(out, "wrote {path}; fill it in, then run `tpusim hw check {path}`")?;
+    writeln!(out, "{}", super::init::schema_hint(Kind::Hardware))?;
     Ok(Outcome::Done)
 }
 
@@ -743,7 +758,7 @@ mod tests {
         let (message, outcome) = text(|out| check(out, Some(&name), Format::Table));
         assert_eq!(outcome, None);
         assert!(
-            message.contains("mine.yaml:31:9: matrix_unit.rows: expected a whole number"),
+            message.contains("mine.yaml:32:9: matrix_unit.rows: expected a whole number"),
             "{message}"
         );
         Ok(())

@@ -8,6 +8,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 
 use super::Outcome;
+use crate::schema::Kind;
 
 /// Arguments of `tpusim init`.
 #[derive(Debug, Args)]
@@ -18,6 +19,12 @@ pub(super) struct InitArgs {
 
 /// The file that is written. It is a workload of its own, checked by a test.
 pub(super) const TEMPLATE: &str = include_str!("template.yaml");
+
+/// How an editor gets to know the keys of a file that names its schema beside it.
+pub(super) fn schema_hint(kind: Kind) -> String {
+    let file = kind.file_name();
+    format!("editors complete and check it once `tpusim schema {kind} > {file}` stands beside it")
+}
 
 pub(super) fn execute(out: &mut impl Write, args: &InitArgs) -> anyhow::Result<Outcome> {
     let path = Path::new(&args.file);
@@ -44,5 +51,6 @@ pub(super) fn execute(out: &mut impl Write, args: &InitArgs) -> anyhow::Result<O
         Err(error) => return Err(error).with_context(|| format!("cannot create `{}`", args.file)),
     }
     writeln!(out, "wrote {}; try `tpusim run {}`", args.file, args.file)?;
+    writeln!(out, "{}", schema_hint(Kind::Workload))?;
     Ok(Outcome::Done)
 }

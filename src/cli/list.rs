@@ -1,4 +1,4 @@
-//! `tpusim list`: the shipped workloads.
+//! `tpusim list`: the shipped workloads and studies.
 
 use std::io::Write;
 
@@ -6,14 +6,39 @@ use serde::Serialize;
 
 use super::Outcome;
 use crate::report::table::{Cell, Column, Format, Table};
+use crate::study::whatif::Study;
 use crate::workload;
+
+/// What a shipped file describes, and so which command takes it.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum EntryKind {
+    Layer,
+    Stack,
+    Study,
+}
+
+impl EntryKind {
+    fn name(self) -> &'static str {
+        match self {
+            EntryKind::Layer => "layer",
+            EntryKind::Stack => "stack",
+            EntryKind::Study => "study",
+        }
+    }
+}
 
 #[derive(Serialize)]
 struct Entry {
     name: &'static str,
+    kind: EntryKind,
+    /// The layer, or the layers of a stack; of a study, those of its workload.
     layer: String,
     plans: Vec<String>,
     chips: Vec<String>,
+    /// What a study asks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    question: Option<String>,
 }
 
 pub(super) fn execute(out: &mut impl Write, format: Format) -> anyhow::Result<Outcome> {
@@ -22,9 +47,11 @@ pub(super) fn execute(out: &mut impl Write, format: Format) -> anyhow::Result<Ou
         let (loaded, _) = workload::load::<&str>(name, &[])?;
         entries.push(Entry {
             name,
+            kind: EntryKind::Layer,
             layer: loaded.layer.describe(),
             plans: loaded.plans.iter().map(|plan| plan.name.clone()).collect(),
             chips: loaded.hardware,
+            question: None,
         });
     }
     for name in workload::shipped_stacks() {
@@ -38,9 +65,30 @@ pub(super) fn execute(out: &mut impl Write, format: Format) -> anyhow::Result<Ou
             .collect();
         entries.push(Entry {
             name,
+            kind: EntryKind::Stack,
             layer: format!("stack of {}", kinds.join(", ")),
             plans: stack.plans,
             chips: stack.hardware,
+            question: None,
+        });
+    }
+    for name in workload::shipped_studies() {
+        let Some(study) = Study::read(name, &workload::read_document(name)?)? else {
+            continue;
+        };
+        let of_workload: Vec<&String> = study.set.iter().filter(|set| !set.starts_with("hw.")).collect();
+        let (loaded, _) = workload::load(&study.workload, &of_workload)?;
+        entries.push(Entry {
+            name,
+            kind: EntryKind::Study,
+            layer: loaded.layer.describe(),
+            plans: loaded.plans.iter().map(|plan| plan.name.clone()).collect(),
+            chips: if study.hardware.is_empty() {
+                loaded.hardware
+            } else {
+                study.hardware
+            },
+            question: Some(study.title),
         });
     }
     if format == Format::Json {
@@ -49,14 +97,16 @@ pub(super) fn execute(out: &mut impl Write, format: Format) -> anyhow::Result<Ou
     }
     let mut table = Table::new([
         Column::text("name", "name"),
+        Column::text("kind", "kind"),
         Column::text("plans", "plans"),
-        Column::text("layer", "layer"),
+        Column::text("layer, or what a study asks", "layer"),
     ]);
     for entry in entries {
         table.row([
             Cell::from(entry.name),
+            Cell::from(entry.kind.name()),
             Cell::from(entry.plans.join(", ")),
-            Cell::from(entry.layer),
+            Cell::from(entry.question.unwrap_or(entry.layer)),
         ]);
     }
     match format {

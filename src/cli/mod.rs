@@ -1,5 +1,7 @@
 //! The command line: one file per command, each a thin shell over the library.
 
+mod compare;
+mod completions;
 mod dump;
 mod explain;
 mod fit;
@@ -8,16 +10,19 @@ mod init;
 mod list;
 mod predict;
 mod probe;
+mod roofline;
 mod run;
+mod schema;
 mod stack;
 mod validate;
+mod whatif;
 mod whitening;
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
 use anyhow::Context;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
 pub use hw::Outcome;
@@ -41,11 +46,11 @@ enum ColorChoice {
 /// Options of every command.
 #[derive(Debug, Args)]
 struct Global {
-    /// How results are printed
-    #[arg(long, global = true, value_enum, default_value_t)]
+    /// How results are printed: table, json, csv
+    #[arg(long, global = true, value_enum, default_value_t, hide_possible_values = true)]
     format: Format,
-    /// When to colour the output
-    #[arg(long, global = true, value_enum, default_value_t)]
+    /// When to colour the output: auto, always, never
+    #[arg(long, global = true, value_enum, default_value_t, hide_possible_values = true)]
     color: ColorChoice,
     /// No messages on stderr but errors
     #[arg(long, short, global = true)]
@@ -118,8 +123,14 @@ pub struct Cli {
 enum Command {
     /// Time a workload on its chips, check its numerics, write a report
     Run(run::RunArgs),
+    /// Time a workload over many values of its fields and of its chips
+    Whatif(whatif::WhatifArgs),
+    /// Draw the roofline of a workload on its chips, for a paper
+    Roofline(roofline::RooflineArgs),
     /// Numeric probes: what the state of a mechanism remembers, overwrites and rounds
     Probe(probe::ProbeArgs),
+    /// Two workloads or results side by side: speedups with intervals, bounds, inputs
+    Compare(compare::CompareArgs),
     /// Take one number of a run apart
     Explain(explain::ExplainArgs),
     /// Time a compiled program from the TPU compiler's own schedule
@@ -133,12 +144,18 @@ enum Command {
     /// Accelerators: list, show, check, init
     #[command(subcommand)]
     Hw(HwCommand),
-    /// Shipped workloads
+    /// Shipped workloads, and studies for `whatif`
     List,
     /// Second-order solvers side by side: work, definiteness, error, time of the layer
     Whitening(whitening::WhiteningArgs),
+    /// JSON schema of a kind of YAML file, for editors that complete and check
+    Schema(schema::SchemaArgs),
     /// Write a commented workload to start from
     Init(init::InitArgs),
+    /// Completion script of a shell
+    Completions(completions::CompletionsArgs),
+    /// Page of the manual, for `man -l -`
+    Man(completions::ManArgs),
 }
 
 #[derive(Debug, Subcommand)]
@@ -201,7 +218,10 @@ impl Cli {
         let format = self.global.format;
         match &self.command {
             Command::Run(args) => run::execute(&mut out, args, &self.global),
+            Command::Whatif(args) => whatif::execute(&mut out, args, &self.global),
+            Command::Roofline(args) => roofline::execute(&mut out, args, &self.global),
             Command::Probe(args) => probe::execute(&mut out, args, &self.global),
+            Command::Compare(args) => compare::execute(&mut out, args, &self.global),
             Command::Explain(args) => explain::execute(&mut out, args),
             Command::Fit(args) => fit::execute(&mut out, args, &self.global),
             Command::Validate(args) => validate::execute(&mut out, args, &self.global),
@@ -214,8 +234,11 @@ impl Cli {
             Command::Hw(HwCommand::Check { file }) => hw::check(&mut out, file.as_deref(), format),
             Command::Hw(HwCommand::Init { file }) => hw::init(&mut out, file),
             Command::Whitening(args) => whitening::execute(&mut out, args, &self.global),
+            Command::Schema(args) => schema::execute(&mut out, args, &self.global),
             Command::List => list::execute(&mut out, format),
             Command::Init(args) => init::execute(&mut out, args),
+            Command::Completions(args) => completions::completions(&mut out, args, Cli::command()),
+            Command::Man(args) => completions::man(&mut out, args, Cli::command()),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, ValueEnum};
 
 use super::{Global, Outcome, split_overrides};
@@ -14,6 +14,7 @@ use crate::report::table::Format;
 use crate::report::{csv, folder, json, text, trace};
 use crate::study::RunError;
 use crate::study::schedules::schedules;
+use crate::study::whatif::{Sweep, SweepRequest, sensitivity};
 use crate::study::{self, Chips, Extent, RunRequest};
 use crate::timing::check::check_kernel;
 use crate::workload::{self, Workload};
@@ -78,13 +79,24 @@ pub(super) fn execute(out: &mut impl Write, args: &RunArgs, global: &Global) -> 
         Some(extent) => numeric(extent, global, &loaded.0)?,
         None => None,
     };
-    let result = study::run(RunRequest {
+    let mut result = study::run(RunRequest {
         workload: &loaded,
         baseline: baseline.as_ref(),
         chips: &chips,
         overrides: args.set.clone(),
         numeric,
     })?;
+    if target.is_some() || matches!(global.format, Format::Json) {
+        let names = chip_names(&args.hw, &args.workload, &loaded.0.hardware, &loaded.1)?;
+        let documents = chips.iter().map(|(_, document)| document.clone());
+        let named: Vec<(String, Document)> = names.into_iter().zip(documents).collect();
+        let sweep = Sweep::new(SweepRequest {
+            workload: &loaded,
+            chips: &named,
+            axes: Vec::new(),
+        })?;
+        result.sensitivity = sensitivity(&sweep).map_err(|reason| anyhow!("{reason}"))?;
+    }
     let trace = trace(args, &loaded.0, &chips)?;
     if let Some(target) = &target {
         let extras: Vec<Extra> = trace
@@ -159,17 +171,37 @@ pub(super) fn load_chips(
     document: &Document,
 ) -> Result<Chips, ConfigError> {
     let (set, _) = split_overrides(&args.set)?;
-    if !args.hw.is_empty() {
-        return args
-            .hw
-            .iter()
-            .map(|name| hardware::load_with(name, &set))
-            .collect();
+    chips_of(&args.hw, &set, &args.workload, hardware, document)
+}
+
+/// The chips called `hw`, or where there are none those that the workload `source` names as `hardware`, with the overrides `set`.
+pub(super) fn chips_of(
+    hw: &[String],
+    set: &[&String],
+    source: &str,
+    hardware: &[String],
+    document: &Document,
+) -> Result<Chips, ConfigError> {
+    chip_names(hw, source, hardware, document)?
+        .iter()
+        .map(|name| hardware::load_with(name, set))
+        .collect()
+}
+
+/// Names and paths of the chips of the command line, `hw`, or where there are none of those that `document`, the file `workload`, names as `hardware`.
+pub(super) fn chip_names(
+    hw: &[String],
+    workload: &str,
+    hardware: &[String],
+    document: &Document,
+) -> Result<Vec<String>, ConfigError> {
+    if !hw.is_empty() {
+        return Ok(hw.to_vec());
     }
-    let load = |(i, name): (usize, &String)| -> Result<(Chip, Document), ConfigError> {
+    let find = |(i, name): (usize, &String)| -> Result<String, ConfigError> {
         if hardware::is_path(name) {
             // A file of the user goes where the workload that names it goes.
-            let beside = Path::new(&args.workload).with_file_name(name);
+            let beside = Path::new(workload).with_file_name(name);
             let found = [beside.as_path(), Path::new(name)]
                 .into_iter()
                 .find(|path| path.exists());
@@ -180,7 +212,7 @@ pub(super) fn load_chips(
                 );
                 return Err(document.error_at(&format!("hardware.{i}"), message));
             };
-            return hardware::load_with(&path.to_string_lossy(), &set);
+            return Ok(path.to_string_lossy().into_owned());
         }
         if !hardware::shipped().contains(&name.as_str()) {
             let tail = crate::config::suggestion(name, &hardware::shipped(), "shipped");
@@ -189,9 +221,9 @@ pub(super) fn load_chips(
                 format!("unknown hardware `{name}`; {tail}"),
             ));
         }
-        hardware::load_with(name, &set)
+        Ok(name.clone())
     };
-    hardware.iter().enumerate().map(load).collect()
+    hardware.iter().enumerate().map(find).collect()
 }
 
 /// Rate assumed for the time estimate of a full execution, in FLOP/s: about what two cores reach on small products.

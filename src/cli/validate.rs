@@ -13,7 +13,7 @@ use super::fit::{self, refuse_to_replace, write_file};
 use super::{Global, Outcome, print};
 use crate::calibration::data::Observation;
 use crate::calibration::validate::{self, Score, Split};
-use crate::calibration::{never_fitted, speedup};
+use crate::calibration::{blocks, never_fitted, speedup};
 use crate::hardware;
 use crate::report::plot::Theme;
 use crate::report::plot::errors::{self, ErrorMark};
@@ -43,6 +43,8 @@ enum Wanted {
     Speedup,
     /// Rows that no fit sees: tables of papers, reported latencies, operations measured after their model was written
     NeverFitted,
+    /// Blocks that won an autotuning against those that the model would choose
+    Blocks,
 }
 
 /// Arguments of `tpusim validate`.
@@ -77,6 +79,7 @@ pub(super) fn execute(out: &mut impl Write, args: &ValidateArgs, global: &Global
     match args.table {
         Some(Wanted::Speedup) => return speedup_table(out, global),
         Some(Wanted::NeverFitted) => return never_fitted_table(out, global),
+        Some(Wanted::Blocks) => return blocks_table(out, global),
         None => {}
     }
     refuse_to_replace(&wanted_files(args), args.force)?;
@@ -127,6 +130,7 @@ pub(super) fn execute(out: &mut impl Write, args: &ValidateArgs, global: &Global
             calibration: hardware::shipped_calibration(),
             compiler: &cross_check::cross_check()?,
             speedup: &lines,
+            blocks: &blocks::groups(&blocks::choices()?),
             never_fitted: &never_fitted::rows(hardware::shipped_calibration())?,
         });
         let picture = picture_of(path);
@@ -320,6 +324,71 @@ fn never_fitted_table(out: &mut impl Write, global: &Global) -> anyhow::Result<O
     global.say(&format!(
         "{unknown} more rows cannot be timed; `tpusim predict` says why"
     ));
+    Ok(Outcome::Done)
+}
+
+/// Measured winners against the choices of the model: the table for people by operation and device, JSON and CSV row by row.
+fn blocks_table(out: &mut impl Write, global: &Global) -> anyhow::Result<Outcome> {
+    let choices = blocks::choices()?;
+    let groups = blocks::groups(&choices);
+    if global.format == Format::Table {
+        let mut printed = Table::new([
+            Column::text("op", "op"),
+            Column::text("device", "device"),
+            Column::number("n", "rows"),
+            Column::number("same choice (%)", "agree_pct"),
+            Column::number("winner within 10 % (%)", "close_pct"),
+            Column::number("by chance (%)", "chance_pct"),
+            Column::number("median ratio", "median_ratio"),
+            Column::number("p90 ratio", "p90_ratio"),
+            Column::number("candidates", "candidates_count"),
+        ]);
+        for group in &groups {
+            printed.row([
+                Cell::from(&group.op),
+                Cell::from(&group.device),
+                Cell::from(group.rows),
+                Cell::number(group.agree_pct, 0),
+                Cell::number(group.close_pct, 0),
+                Cell::number(group.chance_pct, 0),
+                Cell::number(group.median_ratio, 2),
+                Cell::number(group.p90_ratio, 2),
+                Cell::number(group.candidates, 0),
+            ]);
+        }
+        printed.write_text(out)?;
+        return Ok(Outcome::Done);
+    }
+    let mut printed = Table::new([
+        Column::text("op", "op"),
+        Column::text("device", "device"),
+        Column::text("params", "params"),
+        Column::number("measured (us)", "measured_us"),
+        Column::number("winner (us)", "winner_us"),
+        Column::text("best", "best"),
+        Column::number("best (us)", "best_us"),
+        Column::number("candidates", "candidates_count"),
+        Column::number("close candidates (%)", "close_candidates_pct"),
+    ]);
+    for choice in &choices {
+        printed.row([
+            Cell::from(&choice.op),
+            Cell::from(&choice.device),
+            Cell::from(&choice.params),
+            Cell::number(choice.measured_us, 2),
+            Cell::number(choice.winner_us, 2),
+            Cell::from(&choice.best),
+            Cell::number(choice.best_us, 2),
+            Cell::from(choice.candidates),
+            Cell::number(choice.close_candidates_pct, 1),
+        ]);
+    }
+    print(
+        out,
+        global.format,
+        &printed,
+        &json!({ "groups": groups, "rows": choices }),
+    )?;
     Ok(Outcome::Done)
 }
 

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
+use super::de;
 use super::error::{ConfigError, Location};
+use super::set::Assignment;
 use super::tree::{Node, Value, parse_file, source_line};
-use super::{de, set};
 
 /// One YAML file, parsed, with the overrides applied so far.
 #[derive(Debug, Clone)]
@@ -119,9 +120,29 @@ impl Document {
     /// # Errors
     /// As [`Document::set`].
     pub fn set_as(&mut self, assignment: &str, label: &str) -> Result<(), ConfigError> {
-        set::apply(&mut self.root, assignment, label)?;
-        self.overrides.push(assignment.to_owned());
+        self.assign(&Assignment::parse(assignment, label)?)
+    }
+
+    /// Changes one field as a parsed override says.
+    ///
+    /// # Errors
+    /// Where its path leads through a scalar or past the end of a list.
+    pub fn assign(&mut self, assignment: &Assignment) -> Result<(), ConfigError> {
+        assignment.apply(&mut self.root)?;
+        self.overrides.push(assignment.text().to_owned());
         Ok(())
+    }
+
+    /// A copy with some fields changed.
+    ///
+    /// # Errors
+    /// As [`Document::assign`].
+    pub fn with(&self, assignments: &[Assignment]) -> Result<Self, ConfigError> {
+        let mut changed = self.clone();
+        for assignment in assignments {
+            changed.assign(assignment)?;
+        }
+        Ok(changed)
     }
 
     /// Reads a typed value from the tree.
@@ -183,6 +204,31 @@ impl Document {
         let (owner, parent, _) = self.find(path);
         let location = owner.unwrap_or_else(|| parent.location.clone());
         self.error(location, format!("{path}: {}", message.as_ref()))
+    }
+
+    /// Every field that is no map with its dotted path and its value on one line, overrides included, in the order of the file. `skip` leaves out a path with
+    /// all below it.
+    #[must_use]
+    pub fn fields(&self, skip: impl Fn(&str) -> bool) -> Vec<(String, String)> {
+        fn walk(node: &Node, path: &str, skip: &dyn Fn(&str) -> bool, out: &mut Vec<(String, String)>) {
+            let Value::Map(entries) = &node.value else {
+                out.push((path.to_owned(), node.value.line()));
+                return;
+            };
+            for (key, child) in entries {
+                let path = if path.is_empty() {
+                    key.name.clone()
+                } else {
+                    format!("{path}.{}", key.name)
+                };
+                if !skip(&path) {
+                    walk(child, &path, skip, out);
+                }
+            }
+        }
+        let mut out = Vec::new();
+        walk(&self.root, "", &skip, &mut out);
+        out
     }
 
     /// Identifies the contents with their overrides: the first 16 hexadecimal digits of a SHA-256 over the

@@ -36,4 +36,5 @@ mod tree;
 pub use document::{Document, digest};
 pub use error::{ConfigError, Location, Problem};
 pub use nearest::{listed, nearest, suggestion};
+pub use set::Assignment;
 pub use tree::{Key, Node, Value};

@@ -377,6 +377,24 @@ fn the_digest_follows_contents_and_not_layout() -> Result<(), ConfigError> {
     Ok(())
 }
 
+#[test]
+fn fields_are_those_of_the_file_with_its_overrides() -> Result<(), ConfigError> {
+    let text = "a: 5.0\nb: { c: text, d: [1, 2], source: nobody }\ne: [{ f: 1 }]\n";
+    let mut document = Document::parse("x.yaml", text)?;
+    document.set("b.c=1 TB/s")?;
+    document.set("g=true")?;
+    let fields = document.fields(|path| path.ends_with(".source"));
+    let lines: Vec<String> = fields
+        .iter()
+        .map(|(field, value)| format!("{field}={value}"))
+        .collect();
+    assert_eq!(
+        lines,
+        ["a=5", "b.c=1 TB/s", "b.d=[1, 2]", "e=[{ f: 1 }]", "g=true"]
+    );
+    Ok(())
+}
+
 proptest! {
     #[test]
     fn any_text_is_read_or_refused_with_a_place(text in "[a-z:{}\\[\\]\\-#&*!|>'\"%@` \n\t0-9.]{0,60}") {

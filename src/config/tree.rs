@@ -45,6 +45,25 @@ pub enum Value {
     Map(Vec<(Key, Node)>),
 }
 
+impl From<&Value> for serde_json::Value {
+    /// The value without its places.
+    fn from(value: &Value) -> Self {
+        match value {
+            Value::Null => Self::Null,
+            Value::Bool(value) => Self::from(*value),
+            Value::Int(value) => serde_json::json!(value),
+            Value::Float(value) => Self::from(*value),
+            Value::String(value) => Self::from(value.as_str()),
+            Value::Seq(items) => items.iter().map(|item| Self::from(&item.value)).collect(),
+            Value::Map(entries) => entries
+                .iter()
+                .map(|(key, node)| (key.name.clone(), Self::from(&node.value)))
+                .collect::<serde_json::Map<_, _>>()
+                .into(),
+        }
+    }
+}
+
 impl Value {
     /// The value in words, for messages.
     #[must_use]
@@ -57,6 +76,29 @@ impl Value {
             Value::String(value) => format!("the text `{}`", shorten(value)),
             Value::Seq(_) => "a list".to_owned(),
             Value::Map(_) => "a map".to_owned(),
+        }
+    }
+
+    /// The value on one line, numbers and text as a file has them: what two files are compared by.
+    pub(super) fn line(&self) -> String {
+        match self {
+            Value::Null => "null".to_owned(),
+            Value::Bool(value) => value.to_string(),
+            Value::Int(value) => value.to_string(),
+            // `5` and `5.0` are the same number.
+            Value::Float(value) => value.to_string(),
+            Value::String(value) => value.clone(),
+            Value::Seq(items) => {
+                let items: Vec<String> = items.iter().map(|item| item.value.line()).collect();
+                format!("[{}]", items.join(", "))
+            }
+            Value::Map(entries) => {
+                let entries: Vec<String> = entries
+                    .iter()
+                    .map(|(key, node)| format!("{}: {}", key.name, node.value.line()))
+                    .collect();
+                format!("{{ {} }}", entries.join(", "))
+            }
         }
     }
 

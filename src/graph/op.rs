@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{BlockPairs, Graph, Table, Visibility};
@@ -9,7 +10,7 @@ use crate::dtype::Dtype;
 
 /// Matrix products of f32 operands, decomposed into bf16 passes as the TPU compiler does
 /// (JAX documentation, "Matmul precision": `DEFAULT`, `HIGH`, `HIGHEST`). Operands of at most 16 bits always take one pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
     /// Operands rounded to bf16, one pass.

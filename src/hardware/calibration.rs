@@ -142,9 +142,20 @@ pub struct Residuals {
     pub shortest_us: f64,
     /// Longest measured time, in microseconds.
     pub longest_us: f64,
+    /// Factor, above 1, that the predicted ratio of two times is off by at most in 80 % of the pairs of rows of one family on one device, out of fold as
+    /// the rows themselves. What is off for the whole device or family is off on both sides and cancels. Calibrations of earlier versions lack it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speedup_error_ratio: Option<f64>,
 }
 
 impl Residuals {
+    /// [`Residuals::speedup_error_ratio`]; where a calibration lacks it, that of two independent errors with the interval of one, whose logarithms add in
+    /// squares. For a device without rows that leaves in what is off for the device as a whole.
+    fn speedup_error(&self) -> f64 {
+        self.speedup_error_ratio
+            .unwrap_or_else(|| (self.high / self.low).sqrt().powf(std::f64::consts::SQRT_2))
+    }
+
     /// Whether a time is about as long as those measured.
     fn reaches(&self, us: f64) -> bool {
         (self.shortest_us / OTHER_SIZE..=self.longest_us * OTHER_SIZE).contains(&us)
@@ -387,6 +398,12 @@ impl Calibration {
     /// were left out; else of all families on devices that were left out. A time far outside those of the rows of its device gets the wider of both.
     #[must_use]
     pub fn interval(&self, family: &str, chip: &Chip, predicted_us: f64) -> Option<Interval> {
+        self.evidences(family, chip).interval(predicted_us)
+    }
+
+    /// The residuals that make the intervals of a family of kernels on a chip, whatever the time.
+    #[must_use]
+    pub fn evidences(&self, family: &str, chip: &Chip) -> Evidences<'_> {
         let find = |family: &str, device: &str| {
             self.residuals
                 .iter()
@@ -396,20 +413,41 @@ impl Calibration {
         let unseen = find(family, UNSEEN)
             .map(|r| (r, Evidence::OtherChips))
             .or_else(|| find(all, UNSEEN).map(|r| (r, Evidence::OtherKernels)));
-        let own = find(family, &chip.name).map(|r| (r, Evidence::SameChip));
-        let interval = |low: f64, high: f64, evidence| Interval {
-            low_us: low * predicted_us,
-            high_us: high * predicted_us,
+        Evidences {
+            own: find(family, &chip.name),
+            unseen,
+        }
+    }
+}
+
+/// Residuals that make the intervals of a family of kernels on a chip.
+#[derive(Debug, Clone, Copy)]
+pub struct Evidences<'a> {
+    /// Of the same family on the same device.
+    own: Option<&'a Residuals>,
+    /// Of devices that were left out.
+    unseen: Option<(&'a Residuals, Evidence)>,
+}
+
+impl Evidences<'_> {
+    /// [`Calibration::interval`].
+    #[must_use]
+    pub fn interval(&self, predicted_us: f64) -> Option<Interval> {
+        let interval = |r: &Residuals, evidence| Interval {
+            low_us: r.low * predicted_us,
+            high_us: r.high * predicted_us,
+            speedup_error_ratio: r.speedup_error(),
             evidence,
         };
-        match (own, unseen) {
-            (Some((own, _)), Some((wide, _))) if !own.reaches(predicted_us) => Some(interval(
-                own.low.min(wide.low),
-                own.high.max(wide.high),
-                Evidence::OtherSizes,
-            )),
-            (Some((own, evidence)), _) => Some(interval(own.low, own.high, evidence)),
-            (None, Some((wide, evidence))) => Some(interval(wide.low, wide.high, evidence)),
+        match (self.own, self.unseen) {
+            (Some(own), Some((wide, _))) if !own.reaches(predicted_us) => Some(Interval {
+                low_us: own.low.min(wide.low) * predicted_us,
+                high_us: own.high.max(wide.high) * predicted_us,
+                speedup_error_ratio: own.speedup_error().max(wide.speedup_error()),
+                evidence: Evidence::OtherSizes,
+            }),
+            (Some(own), _) => Some(interval(own, Evidence::SameChip)),
+            (None, Some((wide, evidence))) => Some(interval(wide, evidence)),
             (None, None) => None,
         }
     }
@@ -427,6 +465,8 @@ pub struct Interval {
     pub low_us: f64,
     /// Upper end, in microseconds.
     pub high_us: f64,
+    /// Factor, above 1, that the ratio of this time to that of another kernel of the family on the chip is off by at most, in 80 % of such pairs.
+    pub speedup_error_ratio: f64,
     /// The rows that make it.
     pub evidence: Evidence,
 }

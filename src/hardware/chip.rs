@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::coefficients::{Coefficient, Coefficients};
@@ -14,7 +15,7 @@ use crate::dtype::Dtype;
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Hertz, Seconds};
 
 /// How far a number can be trusted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// Measured on silicon.
@@ -76,7 +77,7 @@ impl Provenance {
 }
 
 /// Whether the chip schedules very long instruction words (TPU) or many threads (GPU).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Architecture {
     /// In-order VLIW core with systolic arrays, software-managed VMEM and DMA engines.
@@ -107,6 +108,8 @@ pub struct MatrixUnit {
     pub columns: u32,
     /// Rows streamed through one array per cycle, by operand format. A missing format has no native rate.
     pub rows_per_cycle: BTreeMap<Dtype, f64>,
+    /// Whether an array works on while the warps that gave it a product go on: from the H100 on among GPUs, always on a TPU.
+    pub asynchronous: bool,
     /// Source of the block.
     pub provenance: Provenance,
 }
@@ -166,8 +169,21 @@ pub struct Latency {
 pub struct OnChipMemory {
     /// Capacity per core.
     pub capacity: Bytes,
+    /// What the compiler gives one kernel that does not ask for more, where it is known.
+    pub scoped_limit: Option<Bytes>,
     /// Source.
     pub provenance: Provenance,
+}
+
+impl OnChipMemory {
+    /// What a kernel can take that does not ask for more: the limit of the compiler where it is known, and never more than there is.
+    #[must_use]
+    pub fn scoped(&self) -> Bytes {
+        match self.scoped_limit {
+            Some(limit) if limit < self.capacity => limit,
+            _ => self.capacity,
+        }
+    }
 }
 
 /// Device memory. Capacity and bandwidth are those of the whole chip.
@@ -275,13 +291,14 @@ impl Chip {
         self.coefficients.get(coefficient)
     }
 
-    /// Cycles of a schedule over the cycles its program takes, those that throttling loses included.
+    /// Cycles of a schedule over the cycles its program takes, those that throttling loses included. `products` says whether the program has matrix products.
     #[must_use]
-    pub fn issue_efficiency(&self) -> f64 {
+    pub fn issue_efficiency(&self, products: bool) -> f64 {
         self.sustained_clock
-            * self.coefficient(match self.architecture {
-                Architecture::Tpu => Coefficient::IssueEfficiency,
-                Architecture::Gpu => Coefficient::GpuIssueEfficiency,
+            * self.coefficient(match (self.architecture, products) {
+                (Architecture::Tpu, _) => Coefficient::IssueEfficiency,
+                (Architecture::Gpu, true) => Coefficient::GpuIssueEfficiency,
+                (Architecture::Gpu, false) => Coefficient::GpuVectorEfficiency,
             })
     }
 
@@ -420,6 +437,13 @@ impl Chip {
     #[must_use]
     pub fn transcendentals_per_second(&self) -> FlopsPerSecond {
         self.slot_rate(self.vector_unit.slots.transcendental)
+    }
+
+    /// Bytes that the cores of one device load from VMEM or shared memory per second: cores x lanes x sublanes x 4 bytes x
+    /// load slots x clock. On TPU v5e that is 18.4 TB/s, 22 times its HBM, as the scaling book has it.
+    #[must_use]
+    pub fn on_chip_bandwidth_per_device(&self) -> BytesPerSecond {
+        BytesPerSecond(4.0 * self.slot_rate(self.vector_unit.slots.load).get())
     }
 
     /// The share of the chip that one device is.

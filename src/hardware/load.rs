@@ -94,22 +94,36 @@ pub fn load_with<S: AsRef<str>>(
     overrides: &[S],
 ) -> Result<(Chip, Document), ConfigError> {
     let mut document = read(name_or_path)?;
-    let (name, calibration) = (name_of(name_or_path), super::shipped_calibration());
-    let holds = calibration
-        .holds_for(name, is_path(name_or_path), || document.digest())
-        .map_err(|problem| document.error_at("", problem))?;
     for text in overrides {
         let text = text.as_ref();
         let assignment = text.strip_prefix("hw.").unwrap_or(text);
         document.set_as(assignment, &format!("--set {text}"))?;
     }
-    let mut chip = resolve(name, &document)?;
-    let set = |field: &str| {
-        overrides.iter().any(|text| {
-            let text = text.as_ref();
-            text.strip_prefix("hw.").unwrap_or(text).starts_with(field)
-        })
-    };
-    calibration.apply(&mut chip, holds, set);
+    let chip = from_document(name_or_path, &document)?;
     Ok((chip, document))
+}
+
+/// The chip that a document describes, with the calibration in use; `name_or_path` is what the document was read from. Fitted values give way to
+/// those that an override of the document sets.
+///
+/// # Errors
+/// As [`load_with`].
+pub fn from_document(name_or_path: &str, document: &Document) -> Result<Chip, ConfigError> {
+    let (name, calibration) = (name_of(name_or_path), super::shipped_calibration());
+    let digest = || Document::parse(document.name(), document.text()).map(|file| file.digest());
+    let holds = calibration
+        .holds_for(name, is_path(name_or_path), || digest().unwrap_or_default())
+        .map_err(|problem| document.error_at("", problem))?;
+    let mut chip = resolve(name, document)?;
+    let set = |field: &str| document.overrides().iter().any(|text| text.starts_with(field));
+    calibration.apply(&mut chip, holds, set);
+    Ok(chip)
+}
+
+/// Whether a document has the keys of a hardware file, each with a value of the right kind; what the values mean is not looked at.
+///
+/// # Errors
+/// At the first key or value that does not fit.
+pub fn check_schema(document: &Document) -> Result<(), ConfigError> {
+    document.deserialize::<super::file::ChipFile>().map(drop)
 }

@@ -11,6 +11,7 @@
 
 mod calibration;
 mod chip;
+mod field;
 mod file;
 mod load;
 mod resolve;
@@ -18,11 +19,21 @@ mod resolve;
 mod tests;
 
 pub use calibration::{
-    Calibration, CalibrationError, ChipQuantity, Evidence, Fitted, Interval, OwnChip, Residuals, SCHEMA,
-    UNSEEN, mean_of_architecture, shipped as shipped_calibration, take as take_calibration,
+    Calibration, CalibrationError, ChipQuantity, Evidence, Evidences, Fitted, Interval, OwnChip, Residuals,
+    SCHEMA, UNSEEN, mean_of_architecture, shipped as shipped_calibration, take as take_calibration,
 };
 pub use chip::{
     Architecture, Chip, ClockState, Hbm, Interconnect, Kind, Latency, MatrixUnit, OnChipMemory, Provenance,
     PublishedFigure, VectorSlots, VectorUnit,
 };
-pub use load::{TEMPLATE, is_path, load, load_uncalibrated, load_with, name_of, read, shipped};
+pub use field::{Field, Kind as FieldKind};
+pub use load::{
+    TEMPLATE, check_schema, from_document, is_path, load, load_uncalibrated, load_with, name_of, read,
+    shipped,
+};
+
+/// JSON schema of hardware files, from the structs that read them.
+#[must_use]
+pub fn schema(generator: schemars::SchemaGenerator) -> schemars::Schema {
+    file::schema(generator)
+}

@@ -1,10 +1,10 @@
 //! From a hardware file to a checked [`Chip`].
 
 use super::chip::{
-    Chip, ClockState, Hbm, Interconnect, Latency, MatrixUnit, OnChipMemory, PublishedFigure, VectorSlots,
-    VectorUnit, dtype_named,
+    Architecture, Chip, ClockState, Hbm, Interconnect, Latency, MatrixUnit, OnChipMemory, PublishedFigure,
+    VectorSlots, VectorUnit, dtype_named,
 };
-use super::file::ChipFile;
+use super::file::{ChipFile, LARGEST_ARRAY_COUNT};
 use crate::coefficients::Coefficients;
 use crate::config::{ConfigError, Document, listed, suggestion};
 use crate::dtype::Dtype;
@@ -71,6 +71,10 @@ pub(super) fn resolve(name: &str, document: &Document) -> Result<Chip, ConfigErr
             rows: file.matrix_unit.rows,
             columns: file.matrix_unit.columns,
             rows_per_cycle: file.matrix_unit.rows_per_cycle.clone(),
+            asynchronous: file
+                .matrix_unit
+                .asynchronous
+                .unwrap_or(file.architecture == Architecture::Tpu),
             provenance: file.matrix_unit.provenance(document, "matrix_unit")?,
         },
         vector_unit,
@@ -83,11 +87,13 @@ pub(super) fn resolve(name: &str, document: &Document) -> Result<Chip, ConfigErr
         },
         on_chip: OnChipMemory {
             capacity: file.on_chip.capacity,
+            scoped_limit: file.on_chip.scoped_limit,
             provenance: file.on_chip.provenance(document, "on_chip")?,
         },
         cache: match &file.cache {
             Some(cache) => Some(OnChipMemory {
                 capacity: cache.capacity,
+                scoped_limit: None,
                 provenance: cache.provenance(document, "cache")?,
             }),
             None => None,
@@ -115,9 +121,6 @@ pub(super) fn resolve(name: &str, document: &Document) -> Result<Chip, ConfigErr
         unknown: file.unknown,
     })
 }
-
-/// Largest count of matrix arrays in a core: a schedule has a lane for each.
-const LARGEST_ARRAY_COUNT: u32 = 64;
 
 /// Values that are read but mean nothing.
 fn complaints(file: &ChipFile, document: &Document) -> Vec<ConfigError> {

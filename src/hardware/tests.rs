@@ -23,8 +23,13 @@ fn all_shipped_chips_load_and_are_named() -> Result<(), ConfigError> {
         let (chip, document) = load(name)?;
         assert_eq!(chip.name, name);
         assert_eq!(document.name(), format!("hw/{name}.yaml"));
+        // After the line that tells editors the schema.
         assert!(
-            document.text().starts_with("# One device is "),
+            document
+                .text()
+                .lines()
+                .nth(1)
+                .is_some_and(|line| line.starts_with("# One device is ")),
             "{name} says first what one device is"
         );
         assert!(chip.launch.get() > 0.0 && chip.ridge_point(Dtype::Bf16).is_some_and(|ridge| ridge > 1.0));
@@ -280,100 +285,100 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     (
         "  bandwidth: 1600",
         "  bandwidht: 1600",
-        "x.yaml:58:3: hbm: unknown key `bandwidht`; did you mean `bandwidth`? valid keys: `capacity`, \
+        "x.yaml:59:3: hbm: unknown key `bandwidht`; did you mean `bandwidth`? valid keys: `capacity`, \
         `bandwidth`, `achievable`, `kind`, `source`, `note`, `except`",
     ),
-    (CLOCK, "", "x.yaml:14:1: missing key `clock`"),
+    (CLOCK, "", "x.yaml:15:1: missing key `clock`"),
     (
         "1600 GB/s",
         "1600 GHz",
-        "x.yaml:58:14: hbm.bandwidth: unit `GHz` is not a unit of bandwidth; expected one such as `819 \
+        "x.yaml:59:14: hbm.bandwidth: unit `GHz` is not a unit of bandwidth; expected one such as `819 \
         GB/s`",
     ),
     (
         "1600 GB/s",
         "1600",
-        "x.yaml:58:14: hbm.bandwidth: bare number `1600`; write it with a unit, such as `1600 GB/s`",
+        "x.yaml:59:14: hbm.bandwidth: bare number `1600`; write it with a unit, such as `1600 GB/s`",
     ),
     (
         "1600 GB/s",
         "0 GB/s",
-        "x.yaml:58:14: hbm.bandwidth: bandwidth `0 GB/s` is not positive; expected more than zero, such \
+        "x.yaml:59:14: hbm.bandwidth: bandwidth `0 GB/s` is not positive; expected more than zero, such \
         as `819 GB/s`",
     ),
     (
         "  rows: 128",
         "\trows: 128",
-        "x.yaml:31:1: tab in the indentation; YAML allows only blanks there",
+        "x.yaml:32:1: tab in the indentation; YAML allows only blanks there",
     ),
     (
         "  rows: 128",
         "  rows: 0",
-        "x.yaml:31:9: matrix_unit.rows: expected more than zero, found `0`",
+        "x.yaml:32:9: matrix_unit.rows: expected more than zero, found `0`",
     ),
     (
         "alu: 4",
         "alu: 0",
-        "x.yaml:42:17: vector_unit.slots.alu: expected more than zero, found `0`",
+        "x.yaml:43:17: vector_unit.slots.alu: expected more than zero, found `0`",
     ),
     (
         "bf16: 1,",
         "bf16: -1,",
-        "x.yaml:33:27: matrix_unit.rows_per_cycle.bf16: expected more than zero, found `-1`",
+        "x.yaml:34:27: matrix_unit.rows_per_cycle.bf16: expected more than zero, found `-1`",
     ),
     (
         "{ bf16: 1, int8: 2 }",
         "{}",
-        "x.yaml:33:3: matrix_unit.rows_per_cycle: expected a rate for at least one number format, such as \
+        "x.yaml:34:3: matrix_unit.rows_per_cycle: expected a rate for at least one number format, such as \
         `{ bf16: 1 }`, found none",
     ),
     (
         "achievable: 0.85",
         "achievable: 85",
-        "x.yaml:59:15: hbm.achievable: expected a share above 0 and at most 1, such as `0.85`, found `85`",
+        "x.yaml:60:15: hbm.achievable: expected a share above 0 and at most 1, such as `0.85`, found `85`",
     ),
     (
         "per_device: 1",
         "per_device: 3",
-        "x.yaml:19:15: cores.per_device: expected at most the 2 cores of the chip, found `3`",
+        "x.yaml:20:15: cores.per_device: expected at most the 2 cores of the chip, found `3`",
     ),
     (
         "default: default",
         "default: turbo",
-        "x.yaml:24:12: clock.default: unknown clock state `turbo`; states: `boost`, `default`",
+        "x.yaml:25:12: clock.default: unknown clock state `turbo`; states: `boost`, `default`",
     ),
     (
         "clock: boost",
         "clock: bosst",
-        "x.yaml:81:57: published.0.clock: unknown clock state `bosst`; did you mean `boost`? states: \
+        "x.yaml:82:57: published.0.clock: unknown clock state `bosst`; did you mean `boost`? states: \
         `boost`, `default`",
     ),
     (
         "matrix.bf16",
         "matrix.bf61",
-        "x.yaml:81:17: published.0.quantity: unknown number format `bf61`; did you mean `bf16`? formats: \
+        "x.yaml:82:17: published.0.quantity: unknown number format `bf61`; did you mean `bf16`? formats: \
         `f64`, `f32`, `bf16`, `f16`, `fp8_e4m3`, `fp8_e5m2`, `int8`",
     ),
     (
         "kind: assumed",
         "kind: guessed",
-        "x.yaml:20:9: cores.kind: unknown name `guessed`; valid names: `measured`, `fitted`, `published`, \
+        "x.yaml:21:9: cores.kind: unknown name `guessed`; valid names: `measured`, `fitted`, `published`, \
         `derived`, `assumed`",
     ),
     (
         "  source: example\n",
         "",
-        "x.yaml:17:1: cores: missing key `source`",
+        "x.yaml:18:1: cores: missing key `source`",
     ),
     (
         "source: example\n",
         "source: \"\"\n",
-        "x.yaml:21:11: cores.source: expected where the numbers come from, found nothing",
+        "x.yaml:22:11: cores.source: expected where the numbers come from, found nothing",
     ),
     (
         "    slots.transcendental:",
         "    slots.transcendent:",
-        "x.yaml:47:5: vector_unit.except.slots.transcendent: unknown field `slots.transcendent`; did you \
+        "x.yaml:48:5: vector_unit.except.slots.transcendent: unknown field `slots.transcendent`; did you \
         mean `slots.transcendental`? the block has: `lanes`, `sublanes`, `registers`, `slots`, \
         `flops_per_alu_op`, `slots.alu`, `slots.transcendental`, `slots.cross_lane`, `slots.load`, \
         `slots.store`",
@@ -381,7 +386,7 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     (
         "architecture: tpu",
         "architecture: tpuu",
-        "x.yaml:15:15: architecture: unknown name `tpuu`; did you mean `tpu`? valid names: `tpu`, `gpu`",
+        "x.yaml:16:15: architecture: unknown name `tpuu`; did you mean `tpu`? valid names: `tpu`, `gpu`",
     ),
 ];
 
@@ -405,4 +410,39 @@ fn several_bad_values_are_reported_together() {
          error: --set hbm.achievable=0: hbm.achievable: expected a share above 0 and at most 1, such as \
          `0.85`, found `0`"
     );
+}
+
+#[test]
+fn hardware_files_and_their_schema_agree() -> Result<(), Box<dyn std::error::Error>> {
+    use crate::schema::agreement::{Reader, disagreements, other_names};
+    let reader = Reader {
+        kind: crate::schema::Kind::Hardware,
+        well_formed: |document| document.deserialize::<file::ChipFile>().map(|_| ()),
+        accepts: |document| resolve::resolve("changed", document).is_ok(),
+    };
+    // The template with what is a comment in it.
+    let whole = TEMPLATE
+        .replace("# cache:", "cache:")
+        .replace("# interconnect:", "interconnect:");
+    let (complaints, tried) = disagreements(&reader, &whole)?;
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+    assert!(tried > 500, "only {tried}");
+    let (complaints, compared) = other_names(&reader, &whole)?;
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+    // Thirteen blocks, their kinds and those of an exception, the architecture.
+    assert!(compared > 25, "only {compared}");
+    Ok(())
+}
+
+/// The scaling book (jax-ml.github.io/scaling-book) gives VMEM of TPU v5e about 22 times the bandwidth of its HBM.
+#[test]
+fn on_chip_memory_is_as_fast_as_published() -> Result<(), ConfigError> {
+    let (v5e, _) = load("tpu-v5e")?;
+    let times = v5e.on_chip_bandwidth_per_device() / v5e.hbm_bandwidth_per_device();
+    assert!((21.5..22.8).contains(&times), "{times}");
+    // 32 banks of 4 bytes per multiprocessor and cycle: CUDA C++ Programming Guide, shared memory.
+    let (h100, _) = load("h100-sxm")?;
+    let per_cycle = h100.on_chip_bandwidth_per_device().get() / h100.clock().get();
+    assert!((per_cycle / f64::from(h100.cores_per_device) - 128.0).abs() < 1e-9);
+    Ok(())
 }

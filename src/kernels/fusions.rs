@@ -1,8 +1,8 @@
 //! The fusions that XLA makes of a group of elementwise operations, reductions and products on a TPU.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use super::lower::{Part, base, is_free};
+use super::lower::{Index, Members, Part};
 use crate::graph::{Graph, NodeId, Op, Value};
 
 /// Cuts `group` into the kernels that XLA makes of it, in order of execution.
@@ -11,117 +11,98 @@ use crate::graph::{Graph, NodeId, Op, Value};
 /// its result element by element. A convolution, a transcendental, a reduction or a product is done once, and where several others read it, it is written out in its own
 /// format, while sums, products, selections and roundings of elements are done again in every fusion that reads them. Fusions that do not wait for each other
 /// count as one kernel. `elsewhere` are nodes whose result, where it leaves the layer, is somebody else's to write.
-pub(super) fn split(graph: &Graph, group: &BTreeSet<NodeId>, elsewhere: &BTreeSet<NodeId>) -> Vec<Part> {
-    let nodes: Vec<NodeId> = group
-        .iter()
-        .copied()
-        .filter(|&id| !is_free(graph.node(id)))
-        .collect();
-    let sources = |id: NodeId| -> Vec<Value> {
-        graph
-            .operands(id)
-            .into_iter()
-            .flat_map(|operand| base(graph, operand))
-            .collect()
-    };
-    let mut readers: BTreeMap<NodeId, BTreeSet<NodeId>> = BTreeMap::new();
+pub(super) fn split(index: &Index<'_>, group: &Members, elsewhere: &Members) -> Vec<Part> {
+    let graph = index.graph;
+    let (free, nodes): (Vec<NodeId>, Vec<NodeId>) = group.list.iter().partition(|&&id| index.is_free(id));
+    // Nodes of the group that read a result of a node, each once.
+    let mut readers: Vec<Vec<NodeId>> = vec![Vec::new(); graph.len()];
     for &id in &nodes {
-        for source in sources(id) {
-            readers.entry(source.node).or_default().insert(id);
+        for source in index.sources(id) {
+            let readers = &mut readers[source.node.index()];
+            if readers.last() != Some(&id) {
+                readers.push(id);
+            }
         }
     }
-    let readers_of = |id: NodeId| readers.get(&id).map_or(0, BTreeSet::len);
     let is_product = |id: NodeId| matches!(graph.node(id).op, Op::MatMul { .. });
     // The fusion of every node: one more than that of what has to be complete before it.
-    let mut level: BTreeMap<NodeId, usize> = BTreeMap::new();
+    let mut level: Vec<Option<usize>> = vec![None; graph.len()];
     for &id in &nodes {
         let product = is_product(id);
-        let at = sources(id)
-            .into_iter()
+        let at = index
+            .sources(id)
             .filter_map(|source| {
-                let before = *level.get(&source.node)?;
+                let before = level[source.node.index()]?;
                 let ends = matches!(graph.node(source.node).op, Op::Reduce { .. });
-                let shared = !is_cheap(graph, source.node) && readers_of(source.node) > 1;
+                let shared = !is_cheap(graph, source.node) && readers[source.node.index()].len() > 1;
                 Some(before + usize::from(ends || shared || product))
             })
             .max();
-        level.insert(id, at.unwrap_or(0));
+        level[id.index()] = Some(at.unwrap_or(0));
     }
     // What is cheap, and what only one fusion needs, is done where it is first read; the operands of a product are there before it.
     for &id in nodes.iter().rev() {
-        let moves = is_cheap(graph, id) || (readers_of(id) == 1 && is_elementwise(graph, id));
-        let mut reading = readers.get(&id).into_iter().flatten();
-        if moves
-            && !reading.clone().any(|&r| is_product(r))
-            && let Some(first) = reading.by_ref().map(|r| level[r]).min()
-        {
-            level.insert(id, first);
+        let reading = &readers[id.index()];
+        let moves = is_cheap(graph, id) || (reading.len() == 1 && is_elementwise(graph, id));
+        if moves && !reading.iter().any(|&r| is_product(r)) {
+            let first = reading.iter().filter_map(|r| level[r.index()]).min();
+            level[id.index()] = first.or(level[id.index()]);
         }
     }
-    let levels = level.values().max().map_or(0, |last| last + 1);
-    let free: BTreeSet<NodeId> = group
-        .iter()
-        .copied()
-        .filter(|&id| is_free(graph.node(id)))
-        .collect();
+    let levels = level.iter().flatten().max().map_or(0, |last| last + 1);
     let mut parts: Vec<Part> = (0..levels)
         .map(|at| {
-            let own: BTreeSet<NodeId> = nodes.iter().copied().filter(|id| level[id] == at).collect();
+            let mut own = vec![false; graph.len()];
+            for &id in &nodes {
+                own[id.index()] = level[id.index()] == Some(at);
+            }
             let mut members = own.clone();
             // Operands come before what reads them, so one pass backwards finds all that is done again.
             for &id in nodes.iter().rev() {
-                let read = || {
-                    readers
-                        .get(&id)
-                        .into_iter()
-                        .flatten()
-                        .any(|&r| members.contains(&r) && !is_product(r))
-                };
-                if is_cheap(graph, id) && read() {
-                    members.insert(id);
+                if is_cheap(graph, id)
+                    && readers[id.index()]
+                        .iter()
+                        .any(|&r| members[r.index()] && !is_product(r))
+                {
+                    members[id.index()] = true;
                 }
             }
-            members.extend(&free);
+            for &id in &free {
+                members[id.index()] = true;
+                // Views count once.
+                own[id.index()] = at == 0;
+            }
             Part {
-                members,
-                own,
-                exports: Some(BTreeSet::new()),
+                members: Members::of(graph, |id, _| members[id.index()]),
+                own: Some(Members::of(graph, |id, _| own[id.index()])),
+                exports: None,
                 recomputed: BTreeSet::new(),
             }
         })
         .collect();
-    if let Some(first) = parts.first_mut() {
-        first.own.extend(&free);
-    }
-    let mut exported: BTreeSet<Value> = BTreeSet::new();
+    let mut exported: Vec<Value> = Vec::new();
     for part in &parts {
-        for &id in part.members.iter().filter(|id| !free.contains(*id)) {
-            exported.extend(
-                sources(id)
-                    .into_iter()
-                    .filter(|s| !part.members.contains(&s.node)),
-            );
+        for &id in part.members.list.iter().filter(|&&id| !index.is_free(id)) {
+            exported.extend(index.sources(id).filter(|s| !part.members.contains(s.node)));
         }
     }
-    for (id, node) in graph.nodes() {
-        if !group.contains(&id) && !is_free(node) {
-            exported.extend(sources(id));
+    for (id, _) in graph.nodes() {
+        if !group.contains(id) && !index.is_free(id) {
+            exported.extend(index.sources(id));
         }
     }
     for (_, output) in graph.outputs() {
-        exported.extend(
-            base(graph, *output)
-                .into_iter()
-                .filter(|s| !elsewhere.contains(&s.node)),
-        );
+        let bases = index.base(*output).into_iter();
+        exported.extend(bases.filter(|s| !elsewhere.contains(s.node)));
     }
+    exported.sort_unstable();
+    exported.dedup();
     for part in &mut parts {
-        let own = &part.own;
         let on_chip = |id: NodeId| matches!(graph.node(id).op, Op::Fill(_) | Op::Identity);
         let written = exported
             .iter()
             .copied()
-            .filter(|value| own.contains(&value.node) && !on_chip(value.node));
+            .filter(|value| part.own().contains(value.node) && !on_chip(value.node));
         part.exports = Some(written.collect());
     }
     parts

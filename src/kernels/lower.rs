@@ -13,18 +13,7 @@ use crate::graph::{Graph, Node, NodeId, Op, Role, Scan, Shape, Stage, Value, Wor
 /// only pad the last chunk.
 #[must_use]
 pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kernel> {
-    let downstream = descendants(graph, value.node);
-    let recomputed: BTreeSet<Stage> = plan.groups.iter().filter_map(|group| group.also).collect();
-    plan.groups
-        .iter()
-        .filter_map(|group| {
-            let part = Part {
-                recomputed: recomputed.clone(),
-                ..Part::whole(members(graph, plan, group))
-            };
-            kernel(graph, group, &part, &downstream, padding)
-        })
-        .collect()
+    Lowerer::new(graph, value, padding).lower(plan)
 }
 
 /// As [`lower`], the way XLA compiles a layer for a TPU: kernels of the core are written by hand and stay whole, a group of stages around it becomes as many
@@ -35,155 +24,249 @@ pub fn lower(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kern
 /// the output norm takes the same time after a fused kernel as after separate ones.
 #[must_use]
 pub fn lower_compiled(graph: &Graph, plan: &Plan, value: Value, padding: f64) -> Vec<Kernel> {
-    let downstream = descendants(graph, value.node);
-    let late = last_roundings(graph);
-    let mut kernels = Vec::new();
-    for group in &plan.groups {
-        let mut members = nodes_of(graph, |stage| group.holds(stage));
-        if group.holds(Stage::Output) {
-            members.retain(|id| !late.contains(id));
-        } else if group.holds(Stage::OutputNorm) {
-            members.extend(&late);
-        }
-        let in_core = [
-            Stage::Gates,
-            Stage::StateScan,
-            Stage::Output,
-            Stage::Attention,
-            Stage::Whitening,
-        ];
-        let whole = in_core.into_iter().any(|stage| group.holds(stage));
-        // Products of one input are one product of their concatenated weights.
-        let parts = if whole || group.holds(Stage::Projections) {
-            vec![Part::whole(members)]
-        } else {
-            fusions::split(graph, &members, &late)
-        };
-        let first = kernels.len();
-        kernels.extend(
-            parts
-                .iter()
-                .filter_map(|part| kernel(graph, group, part, &downstream, padding)),
-        );
-        // Fusions of a group that is called by its only stage are called alike.
-        let stages: BTreeSet<Stage> = kernels[first..]
-            .iter()
-            .flat_map(|kernel: &Kernel| kernel.ops.iter().map(|op| op.stage))
-            .filter(|stage| group.holds(*stage))
-            .collect();
-        let (label, title) = names(group, &stages);
-        let heads = whole.then(|| heads(graph, &parts[0].members)).flatten();
-        for kernel in &mut kernels[first..] {
-            kernel.implementation.most_units = heads;
-            kernel.label.clone_from(&label);
-            kernel.title.clone_from(&title);
+    Lowerer::new(graph, value, padding).lower_compiled(plan)
+}
+
+/// Lowers several plans of one graph, which share what does not depend on the plan.
+#[derive(Debug)]
+pub struct Lowerer<'a> {
+    index: Index<'a>,
+    /// Whether a node comes after the values.
+    downstream: Vec<bool>,
+    /// Arithmetic of every node.
+    work: Vec<Work>,
+    padding: f64,
+}
+
+impl<'a> Lowerer<'a> {
+    /// Looks at a graph. `value` and `padding` are those of [`lower`].
+    #[must_use]
+    pub fn new(graph: &'a Graph, value: Value, padding: f64) -> Self {
+        let index = Index::of(graph);
+        Lowerer {
+            downstream: descendants(&index, value.node),
+            work: graph.nodes().map(|(id, _)| work::node_work(graph, id)).collect(),
+            index,
+            padding,
         }
     }
-    kernels
+
+    /// [`lower`] of one more plan.
+    #[must_use]
+    pub fn lower(&self, plan: &Plan) -> Vec<Kernel> {
+        let recomputed: BTreeSet<Stage> = plan.groups.iter().filter_map(|group| group.also).collect();
+        plan.groups
+            .iter()
+            .filter_map(|group| {
+                let part = Part {
+                    recomputed: recomputed.clone(),
+                    ..Part::whole(members(&self.index, plan, group))
+                };
+                self.kernel(group, &part)
+            })
+            .collect()
+    }
+
+    /// [`lower_compiled`] of one more plan.
+    #[must_use]
+    pub fn lower_compiled(&self, plan: &Plan) -> Vec<Kernel> {
+        let index = &self.index;
+        let late = last_roundings(index);
+        let mut kernels = Vec::new();
+        for group in &plan.groups {
+            let members = if group.holds(Stage::Output) {
+                Members::of(index.graph, |id, node| {
+                    executes(group, node) && !late.contains(id)
+                })
+            } else {
+                let roundings = group.holds(Stage::OutputNorm);
+                Members::of(index.graph, |id, node| {
+                    executes(group, node) || (roundings && late.contains(id))
+                })
+            };
+            let in_core = [
+                Stage::Gates,
+                Stage::StateScan,
+                Stage::Output,
+                Stage::Attention,
+                Stage::Whitening,
+            ];
+            let whole = in_core.into_iter().any(|stage| group.holds(stage));
+            let heads = whole.then(|| heads(index.graph, &members)).flatten();
+            // Products of one input are one product of their concatenated weights.
+            let parts = if whole || group.holds(Stage::Projections) {
+                vec![Part::whole(members)]
+            } else {
+                fusions::split(index, &members, &late)
+            };
+            let first = kernels.len();
+            kernels.extend(parts.iter().filter_map(|part| self.kernel(group, part)));
+            // Fusions of a group that is called by its only stage are called alike.
+            let stages: BTreeSet<Stage> = kernels[first..]
+                .iter()
+                .flat_map(|kernel: &Kernel| kernel.ops.iter().map(|op| op.stage))
+                .filter(|stage| group.holds(*stage))
+                .collect();
+            let (label, title) = names(group, &stages);
+            for kernel in &mut kernels[first..] {
+                kernel.implementation.most_units = heads;
+                kernel.label.clone_from(&label);
+                kernel.title.clone_from(&title);
+            }
+        }
+        kernels
+    }
+
+    fn kernel(&self, group: &Group, part: &Part) -> Option<Kernel> {
+        let (index, members) = (&self.index, &part.members);
+        let graph = index.graph;
+        let mut lowering = Lowering {
+            graph,
+            index,
+            members,
+            downstream: &self.downstream,
+            ops: Vec::new(),
+            produced_by: vec![Vec::new(); graph.len()],
+        };
+        for &id in &members.list {
+            lowering.node(id);
+        }
+        let ops = lowering.ops;
+        if ops.is_empty() {
+            return None;
+        }
+        let (reads, writes) = transfers(index, part);
+        let grid = grid(graph, members);
+        let streams = grid.is_none();
+        let grid = grid.unwrap_or(Grid {
+            parallel: 1,
+            sequential: 1,
+        });
+        let carried_bytes = carried_bytes(graph, members) / grid.parallel.max(1);
+        let live_bytes = live_bytes(index, members) / grid.steps().max(1) + pair_live_bytes(graph, members);
+        let in_core = group.first >= Stage::Gates || carried_bytes > 0;
+        let (label, title) = names(group, &ops.iter().map(|op| op.stage).collect());
+        Some(Kernel {
+            label,
+            title,
+            ops,
+            reads,
+            writes,
+            grid,
+            streams,
+            carried_bytes,
+            live_bytes,
+            units_per_program: group.program.map(|program| program.heads),
+            steps_per_program: group
+                .program
+                .map_or(1, |program| program.chunks.min(grid.sequential)),
+            work: part
+                .own()
+                .list
+                .iter()
+                .map(|id| self.work[id.index()])
+                .sum::<Work>(),
+            padding: if in_core { self.padding } else { 0.0 },
+            implementation: Implementation {
+                value_tile: group.value_tile,
+                ..Implementation::default()
+            },
+        })
+    }
+}
+
+/// Whether a node is one that the stages of a group execute.
+fn executes(group: &Group, node: &Node) -> bool {
+    group.holds(node.stage) && !matches!(node.op, Op::Input { .. })
 }
 
 /// Roundings that nothing in the output stage reads.
-fn last_roundings(graph: &Graph) -> BTreeSet<NodeId> {
-    let output = nodes_of(graph, |stage| stage == Stage::Output);
-    let mut last: BTreeSet<NodeId> = output
-        .iter()
-        .copied()
-        .filter(|&id| matches!(graph.node(id).op, Op::Cast))
-        .collect();
-    for &id in &output {
-        if !is_free(graph.node(id)) {
-            for operand in graph.operands(id) {
-                for source in base(graph, operand) {
-                    last.remove(&source.node);
-                }
+fn last_roundings(index: &Index<'_>) -> Members {
+    let graph = index.graph;
+    let output = |node: &Node| node.stage == Stage::Output;
+    let mut last = Members::of(graph, |_, node| output(node) && matches!(node.op, Op::Cast));
+    for (id, node) in graph.nodes() {
+        if output(node) && !index.is_free(id) {
+            for source in index.sources(id) {
+                last.held[source.node.index()] = false;
             }
         }
     }
+    last.list.retain(|id| last.held[id.index()]);
     last
-}
-
-/// The nodes of the stages that `holds` picks, inputs excepted.
-fn nodes_of(graph: &Graph, holds: impl Fn(Stage) -> bool) -> BTreeSet<NodeId> {
-    graph
-        .nodes()
-        .filter(|(_, node)| holds(node.stage) && !matches!(node.op, Op::Input { .. }))
-        .map(|(id, _)| id)
-        .collect()
 }
 
 /// The nodes of one kernel.
 #[derive(Debug, Clone)]
 pub(super) struct Part {
     /// All it executes.
-    pub(super) members: BTreeSet<NodeId>,
-    /// Those that no other kernel of the group counts as its own; the rest is done again for what reads it.
-    pub(super) own: BTreeSet<NodeId>,
+    pub(super) members: Members,
+    /// Those that no other kernel of the group counts as its own, where not all are; the rest is done again for what reads it.
+    pub(super) own: Option<Members>,
     /// What it writes for others; `None` where no other kernel shares its members, so that every use outside shows.
-    pub(super) exports: Option<BTreeSet<Value>>,
+    pub(super) exports: Option<Vec<Value>>,
     /// Stages that some launch computes again where it needs them, all of what it needs.
     pub(super) recomputed: BTreeSet<Stage>,
 }
 
 impl Part {
     /// Nodes of a group that is one kernel.
-    fn whole(members: BTreeSet<NodeId>) -> Self {
+    fn whole(members: Members) -> Self {
         Part {
-            own: members.clone(),
+            own: None,
             members,
             exports: None,
             recomputed: BTreeSet::new(),
         }
     }
+
+    /// What no other kernel of the group counts as its own.
+    pub(super) fn own(&self) -> &Members {
+        self.own.as_ref().unwrap_or(&self.members)
+    }
 }
 
 /// The nodes that a launch executes. Of a stage that another launch computes again where it is used, a launch keeps what others than that one need, and of a
 /// stage that it computes again itself what its own need.
-fn members(graph: &Graph, plan: &Plan, group: &Group) -> BTreeSet<NodeId> {
-    let nodes = || {
-        graph
-            .nodes()
-            .filter(|(_, node)| !matches!(node.op, Op::Input { .. }))
-    };
+fn members(index: &Index<'_>, plan: &Plan, group: &Group) -> Members {
+    let graph = index.graph;
+    let input = |node: &Node| matches!(node.op, Op::Input { .. });
     let own = |group: &Group, stage: Stage| group.holds(stage) && group.also != Some(stage);
-    let mut members: BTreeSet<NodeId> = nodes()
-        .filter(|(_, node)| own(group, node.stage))
-        .map(|(id, _)| id)
-        .collect();
+    let mut members = Members::of(graph, |_, node| !input(node) && own(group, node.stage));
     for stage in plan.groups.iter().filter_map(|other| other.also) {
         if own(group, stage) {
-            let users = nodes()
-                .filter(|(_, node)| {
-                    node.stage != stage
-                        && !plan
-                            .groups
-                            .iter()
-                            .any(|other| other.also == Some(stage) && own(other, node.stage))
-                })
-                .map(|(id, _)| id)
-                .collect();
-            let needed = ancestors(graph, users);
-            members.retain(|id| graph.node(*id).stage != stage || needed.contains(id));
+            let users = Members::of(graph, |_, node| {
+                !input(node)
+                    && node.stage != stage
+                    && !plan
+                        .groups
+                        .iter()
+                        .any(|other| other.also == Some(stage) && own(other, node.stage))
+            });
+            let needed = ancestors(index, &users);
+            members = Members::of(graph, |id, node| {
+                members.contains(id) && (node.stage != stage || needed[id.index()])
+            });
         }
     }
     if let Some(stage) = group.also {
-        let needed = ancestors(graph, members.clone());
-        members.extend(
-            nodes()
-                .filter(|(id, node)| node.stage == stage && needed.contains(id))
-                .map(|(id, _)| id),
-        );
+        let needed = ancestors(index, &members);
+        members = Members::of(graph, |id, node| {
+            members.contains(id) || (!input(node) && node.stage == stage && needed[id.index()])
+        });
     }
     members
 }
 
-/// Nodes that `of` depend on, themselves included.
-fn ancestors(graph: &Graph, of: BTreeSet<NodeId>) -> BTreeSet<NodeId> {
-    let mut seen = of;
+/// Whether some of the nodes `of` depend on a node; on themselves they do.
+fn ancestors(index: &Index<'_>, of: &Members) -> Vec<bool> {
+    let mut seen = of.held.clone();
     // Nodes are stored in topological order, so one pass backward finds all of them.
-    let ids: Vec<NodeId> = graph.nodes().map(|(id, _)| id).collect();
-    for &id in ids.iter().rev() {
-        if seen.contains(&id) {
-            seen.extend(graph.operands(id).iter().map(|operand| operand.node));
+    for at in (0..seen.len()).rev() {
+        if seen[at] {
+            for operand in &index.operands[at] {
+                seen[operand.node.index()] = true;
+            }
         }
     }
     seen
@@ -199,92 +282,114 @@ fn names(group: &Group, stages: &BTreeSet<Stage>) -> (String, String) {
     }
 }
 
-fn kernel(
-    graph: &Graph,
-    group: &Group,
-    part: &Part,
-    downstream: &BTreeSet<NodeId>,
-    padding: f64,
-) -> Option<Kernel> {
-    let members = &part.members;
-    let mut lowering = Lowering {
-        graph,
-        members,
-        downstream,
-        ops: Vec::new(),
-        produced_by: BTreeMap::new(),
-    };
-    for &id in members {
-        lowering.node(id);
-    }
-    let ops = lowering.ops;
-    if ops.is_empty() {
-        return None;
-    }
-    let (reads, writes) = transfers(graph, part);
-    let grid = grid(graph, members);
-    let streams = grid.is_none();
-    let grid = grid.unwrap_or(Grid {
-        parallel: 1,
-        sequential: 1,
-    });
-    let carried_bytes = carried_bytes(graph, members) / grid.parallel.max(1);
-    let live_bytes = live_bytes(graph, members) / grid.steps().max(1) + pair_live_bytes(graph, members);
-    let in_core = group.first >= Stage::Gates || carried_bytes > 0;
-    let (label, title) = names(group, &ops.iter().map(|op| op.stage).collect());
-    Some(Kernel {
-        label,
-        title,
-        ops,
-        reads,
-        writes,
-        grid,
-        streams,
-        carried_bytes,
-        live_bytes,
-        units_per_program: group.program.map(|program| program.heads),
-        steps_per_program: group
-            .program
-            .map_or(1, |program| program.chunks.min(grid.sequential)),
-        work: part
-            .own
-            .iter()
-            .map(|&id| work::node_work(graph, id))
-            .sum::<Work>(),
-        padding: if in_core { padding } else { 0.0 },
-        implementation: Implementation {
-            value_tile: group.value_tile,
-            ..Implementation::default()
-        },
-    })
+/// Operands and what stands behind their views, looked up once for all kernels of a graph.
+#[derive(Debug)]
+pub(super) struct Index<'a> {
+    pub(super) graph: &'a Graph,
+    /// Operands of every node.
+    operands: Vec<Vec<Value>>,
+    /// Whether a node is only an address computation.
+    free: Vec<bool>,
+    /// [`sources`] of every operand of every node.
+    sources: Vec<Vec<Vec<(Value, u64)>>>,
 }
 
-/// Nodes reachable from `from`, itself included.
-fn descendants(graph: &Graph, from: NodeId) -> BTreeSet<NodeId> {
-    let mut seen = BTreeSet::from([from]);
+impl<'a> Index<'a> {
+    fn of(graph: &'a Graph) -> Self {
+        let operands: Vec<Vec<Value>> = graph.nodes().map(|(id, _)| graph.operands(id)).collect();
+        let behind = |&value: &Value| sources(graph, &operands, value);
+        Index {
+            graph,
+            sources: operands
+                .iter()
+                .map(|values| values.iter().map(behind).collect())
+                .collect(),
+            free: graph.nodes().map(|(_, node)| is_free(node)).collect(),
+            operands,
+        }
+    }
+
+    /// Operands of a node.
+    pub(super) fn operands(&self, id: NodeId) -> &[Value] {
+        &self.operands[id.index()]
+    }
+
+    /// Whether a node is only an address computation.
+    pub(super) fn is_free(&self, id: NodeId) -> bool {
+        self.free[id.index()]
+    }
+
+    /// The operands of a node, each with the values behind it.
+    fn behind(&self, id: NodeId) -> impl Iterator<Item = (Value, &[(Value, u64)])> {
+        let sources = self.sources[id.index()].iter().map(Vec::as_slice);
+        self.operands(id).iter().copied().zip(sources)
+    }
+
+    /// The values behind the operands of a node.
+    pub(super) fn sources(&self, id: NodeId) -> impl Iterator<Item = Value> {
+        self.sources[id.index()]
+            .iter()
+            .flatten()
+            .map(|(source, _)| *source)
+    }
+
+    /// The values behind a chain of views.
+    pub(super) fn base(&self, value: Value) -> Vec<Value> {
+        sources(self.graph, &self.operands, value)
+            .into_iter()
+            .map(|(source, _)| source)
+            .collect()
+    }
+}
+
+/// Some nodes of a graph.
+#[derive(Debug, Clone)]
+pub(super) struct Members {
+    /// In the order of the graph.
+    pub(super) list: Vec<NodeId>,
+    /// By index of the node.
+    held: Vec<bool>,
+}
+
+impl Members {
+    /// The nodes that `holds` picks.
+    pub(super) fn of(graph: &Graph, mut holds: impl FnMut(NodeId, &Node) -> bool) -> Self {
+        let mut list = Vec::new();
+        let mut held = vec![false; graph.len()];
+        for (id, node) in graph.nodes() {
+            if holds(id, node) {
+                list.push(id);
+                held[id.index()] = true;
+            }
+        }
+        Members { list, held }
+    }
+
+    /// Whether a node is one of them.
+    pub(super) fn contains(&self, id: NodeId) -> bool {
+        self.held[id.index()]
+    }
+}
+
+/// Whether every node can be reached from `from`, itself included.
+fn descendants(index: &Index<'_>, from: NodeId) -> Vec<bool> {
+    let mut seen = vec![false; index.graph.len()];
+    seen[from.index()] = true;
     // Nodes are stored in topological order, so one pass forward finds all of them.
-    for (id, _) in graph.nodes() {
-        if graph
+    for (id, _) in index.graph.nodes() {
+        if index
             .operands(id)
             .iter()
-            .any(|operand| seen.contains(&operand.node))
+            .any(|operand| seen[operand.node.index()])
         {
-            seen.insert(id);
+            seen[id.index()] = true;
         }
     }
     seen
 }
 
-/// The values behind a chain of views.
-pub(super) fn base(graph: &Graph, value: Value) -> Vec<Value> {
-    sources(graph, value)
-        .into_iter()
-        .map(|(source, _)| source)
-        .collect()
-}
-
 /// The values behind a chain of views, each with the bytes of the narrowest view it is seen through.
-fn sources(graph: &Graph, value: Value) -> Vec<(Value, u64)> {
+fn sources(graph: &Graph, operands: &[Vec<Value>], value: Value) -> Vec<(Value, u64)> {
     let mut pending = vec![(value, u64::MAX)];
     let mut sources = vec![];
     while let Some((value, seen)) = pending.pop() {
@@ -300,12 +405,8 @@ fn sources(graph: &Graph, value: Value) -> Vec<(Value, u64)> {
             _ => false,
         };
         if view {
-            pending.extend(
-                graph
-                    .operands(value.node)
-                    .into_iter()
-                    .map(|operand| (operand, seen)),
-            );
+            let operands = operands[value.node.index()].iter();
+            pending.extend(operands.map(|&operand| (operand, seen)));
         } else {
             sources.push((value, seen));
         }
@@ -318,31 +419,42 @@ fn keeps_minor(permutation: &[usize]) -> bool {
 }
 
 /// Whether a node is only an address computation: views, except transposes that move the minor dimension.
-pub(super) fn is_free(node: &Node) -> bool {
+fn is_free(node: &Node) -> bool {
     match &node.op {
         Op::Transpose { permutation } => keeps_minor(permutation),
         op => op.is_view(),
     }
 }
 
-fn transfers(graph: &Graph, part: &Part) -> (Vec<Transfer>, Vec<Transfer>) {
-    let members = &part.members;
+fn transfers(index: &Index<'_>, part: &Part) -> (Vec<Transfer>, Vec<Transfer>) {
+    let (graph, members) = (index.graph, &part.members);
     // Bytes of the views through which an outside value is read, capped by the value itself: a kernel that takes two
     // slices of a tensor reads their sum, one that takes a tensor and a slice of it reads the tensor once.
     let mut read: BTreeMap<Value, BTreeMap<Value, u64>> = BTreeMap::new();
-    let mut written: BTreeSet<Value> = BTreeSet::new();
+    let mut written: BTreeSet<Value> = part.exports.iter().flatten().copied().collect();
     let mut columns: BTreeMap<Value, ColumnReads> = BTreeMap::new();
+    let on_chip = |value: &Value| matches!(graph.node(value.node).op, Op::Fill(_) | Op::Identity);
     for (id, node) in graph.nodes() {
-        let inside = members.contains(&id);
-        if is_free(node) {
+        let inside = members.contains(id);
+        if index.is_free(id) || (!inside && part.exports.is_some()) {
             continue;
         }
-        for (position, operand) in graph.operands(id).into_iter().enumerate() {
-            for (source, seen) in sources(graph, operand) {
-                let source_inside = members.contains(&source.node);
-                if let (true, false, Some((scan, heads))) =
-                    (inside, source_inside, column_operand(graph, id, position))
-                {
+        for (position, (operand, sources)) in index.behind(id).enumerate() {
+            for &(source, seen) in sources {
+                let source_inside = members.contains(source.node);
+                if inside == source_inside {
+                    continue;
+                }
+                if !inside {
+                    // Who computes a stage again computes all of it that is needed there.
+                    let again =
+                        graph.node(source.node).stage == node.stage && part.recomputed.contains(&node.stage);
+                    if !on_chip(&source) && !again {
+                        written.insert(source);
+                    }
+                    continue;
+                }
+                if let Some((scan, heads)) = column_operand(index, id, position) {
                     let ty = graph.ty(operand);
                     let block = ty.bytes() / ty.shape.dims()[scan.axis].max(1) as u64;
                     let own_heads: u64 = leading(&ty.shape, scan.axis);
@@ -353,35 +465,27 @@ fn transfers(graph: &Graph, part: &Part) -> (Vec<Transfer>, Vec<Transfer>) {
                     reads.streamed += scan.trips as u64 * heads * (block / own_heads.max(1));
                     reads.resident = ty.bytes() / own_heads.max(1);
                 }
-                let on_chip = matches!(graph.node(source.node).op, Op::Fill(_) | Op::Identity);
-                if inside && !source_inside && !on_chip {
+                if !on_chip(&source) {
                     read.entry(source).or_default().insert(operand, seen);
-                }
-                // Who computes a stage again computes all of it that is needed there.
-                let again =
-                    graph.node(source.node).stage == node.stage && part.recomputed.contains(&node.stage);
-                if !inside && source_inside && !on_chip && !again && part.exports.is_none() {
-                    written.insert(source);
                 }
             }
         }
     }
-    written.extend(part.exports.iter().flatten());
     for (_, output) in graph.outputs() {
-        let bases = base(graph, *output);
-        let copies = part.own.contains(&output.node)
-            && is_free(graph.node(output.node))
-            && bases.iter().any(|source| {
-                !members.contains(&source.node)
-                    && !matches!(graph.node(source.node).op, Op::Fill(_) | Op::Identity)
-            });
+        let own = part.own().contains(output.node);
+        let bases = index.base(*output);
+        let copies = own
+            && index.is_free(output.node)
+            && bases
+                .iter()
+                .any(|source| !members.contains(source.node) && !on_chip(source));
         if copies {
             // A view of something the kernel did not make has to be written by it: a convolution state moved on by a token.
             written.insert(*output);
             continue;
         }
         for source in bases {
-            let own = part.own.contains(&source.node) && part.exports.is_none();
+            let own = part.own().contains(source.node) && part.exports.is_none();
             if own && !matches!(graph.node(source.node).op, Op::Fill(_)) {
                 written.insert(source);
             }
@@ -409,13 +513,14 @@ fn transfers(graph: &Graph, part: &Part) -> (Vec<Transfer>, Vec<Transfer>) {
 
 /// The loop over pairs of blocks behind node `id`, if operand `position` is sliced by its column block and a block may be read more than once, and the
 /// heads of its carries.
-fn column_operand(graph: &Graph, id: NodeId, position: usize) -> Option<(&Scan, u64)> {
+fn column_operand<'a>(index: &Index<'a>, id: NodeId, position: usize) -> Option<(&'a Scan, u64)> {
+    let graph = index.graph;
     let node = graph.node(id);
     let Op::Scan(scan) = &node.op else { return None };
     let pairs = scan.pairs.as_ref()?;
     let heads = leading(&node.results[0].shape, scan.axis);
     // One block of queries per head of the keys meets every key block once: a stream like any other.
-    let own_heads = leading(&graph.ty(*graph.operands(id).get(position)?).shape, scan.axis);
+    let own_heads = leading(&graph.ty(*index.operands(id).get(position)?).shape, scan.axis);
     let once = node.results[0].shape.dims()[scan.axis] == 1 && own_heads == heads;
     (position >= scan.carries + pairs.rows && !once).then_some((&**scan, heads))
 }
@@ -426,11 +531,8 @@ fn leading(shape: &Shape, axis: usize) -> u64 {
 }
 
 /// Loops over pairs of blocks among the members, with the heads and row blocks of their carries.
-fn pair_loops<'a>(
-    graph: &'a Graph,
-    members: &'a BTreeSet<NodeId>,
-) -> impl Iterator<Item = (&'a Node, &'a Scan)> {
-    members.iter().filter_map(|&id| {
+fn pair_loops<'a>(graph: &'a Graph, members: &'a Members) -> impl Iterator<Item = (&'a Node, &'a Scan)> {
+    members.list.iter().filter_map(|&id| {
         let node = graph.node(id);
         match &node.op {
             Op::Scan(scan) if scan.pairs.is_some() => Some((node, &**scan)),
@@ -440,29 +542,24 @@ fn pair_loops<'a>(
 }
 
 /// Trips of all loops over pairs: a grid step is one trip of one of them.
-fn pair_trips(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
+fn pair_trips(graph: &Graph, members: &Members) -> u64 {
     pair_loops(graph, members)
         .map(|(_, scan)| scan.trips as u64)
         .sum()
 }
 
 /// Intermediates of one trip of a loop over pairs, of one head.
-fn pair_live_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
+fn pair_live_bytes(graph: &Graph, members: &Members) -> u64 {
     pair_loops(graph, members)
         .map(|(node, scan)| {
-            let inside = scan
-                .body
-                .nodes()
-                .filter(|(_, node)| !matches!(node.op, Op::Input { .. }))
-                .map(|(id, _)| id)
-                .collect();
-            live_bytes(&scan.body, &inside) / leading(&node.results[0].shape, scan.axis).max(1)
+            let inside = Members::of(&scan.body, |_, node| !matches!(node.op, Op::Input { .. }));
+            live_bytes(&Index::of(&scan.body), &inside) / leading(&node.results[0].shape, scan.axis).max(1)
         })
         .max()
         .unwrap_or(0)
 }
 
-fn grid(graph: &Graph, members: &BTreeSet<NodeId>) -> Option<Grid> {
+fn grid(graph: &Graph, members: &Members) -> Option<Grid> {
     // Attention: a unit is a query block of a head, its steps are the key blocks it visits, on average where the mask is causal.
     if let Some((node, scan)) = pair_loops(graph, members).next() {
         let rows = node.results[0].shape.dims()[scan.axis] as u64;
@@ -472,7 +569,7 @@ fn grid(graph: &Graph, members: &BTreeSet<NodeId>) -> Option<Grid> {
         });
     }
     // Of several loops the one over the most heads: key heads may carry something of their own beside the states.
-    let scans = members.iter().filter_map(|&id| match &graph.node(id).op {
+    let scans = members.list.iter().filter_map(|&id| match &graph.node(id).op {
         Op::Scan(scan) if scan.scanned > 0 => {
             let ty = graph.node(id).results.get(scan.carries)?;
             let parallel = ty.shape.dims()[..scan.axis].iter().map(|&d| d as u64).product();
@@ -488,6 +585,7 @@ fn grid(graph: &Graph, members: &BTreeSet<NodeId>) -> Option<Grid> {
     }
     // A decode step runs over the states it reads: (batch, key head, value head).
     let states = members
+        .list
         .iter()
         .flat_map(|&id| graph.operands(id))
         .find_map(|operand| {
@@ -515,8 +613,9 @@ fn grid(graph: &Graph, members: &BTreeSet<NodeId>) -> Option<Grid> {
 }
 
 /// Leading dimensions of the products of the core: batch, key heads, value heads of one, chunks.
-fn chunked_product<'a>(graph: &'a Graph, members: &BTreeSet<NodeId>) -> Option<&'a [usize]> {
+fn chunked_product<'a>(graph: &'a Graph, members: &Members) -> Option<&'a [usize]> {
     members
+        .list
         .iter()
         .filter(|&&id| matches!(graph.node(id).op, Op::MatMul { .. }))
         .find_map(|&id| {
@@ -526,16 +625,17 @@ fn chunked_product<'a>(graph: &'a Graph, members: &BTreeSet<NodeId>) -> Option<&
 }
 
 /// Heads of a chunk of the core.
-fn heads(graph: &Graph, members: &BTreeSet<NodeId>) -> Option<u64> {
+fn heads(graph: &Graph, members: &Members) -> Option<u64> {
     chunked_product(graph, members).map(|leading| (leading[1] * leading[2]) as u64)
 }
 
-fn carried_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
+fn carried_bytes(graph: &Graph, members: &Members) -> u64 {
     // Loops over pairs follow each other on the same carries.
     if let Some((node, _)) = pair_loops(graph, members).next() {
         return node.results.iter().map(|ty| 4 * ty.shape.elements()).sum();
     }
     members
+        .list
         .iter()
         .map(|&id| match &graph.node(id).op {
             // The working copy of the state is f32 whatever format it is rounded to between chunks.
@@ -550,22 +650,24 @@ fn carried_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
 }
 
 /// Largest sum of intermediates alive at once, over the whole kernel; views share the storage of their source.
-fn live_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
-    let mut last_use: BTreeMap<Value, NodeId> = BTreeMap::new();
-    for &id in members {
-        for operand in graph.operands(id) {
-            for source in base(graph, operand) {
-                if members.contains(&source.node) {
-                    last_use.insert(source, id);
+fn live_bytes(index: &Index<'_>, members: &Members) -> u64 {
+    let nodes = index.graph.len();
+    // By node, for its first result.
+    let mut last_use: Vec<Option<NodeId>> = vec![None; nodes];
+    for &id in &members.list {
+        for (_, sources) in index.behind(id) {
+            for (source, _) in sources {
+                if source.port == 0 && members.contains(source.node) {
+                    last_use[source.node.index()] = Some(id);
                 }
             }
         }
     }
-    let mut expires: BTreeMap<NodeId, u64> = BTreeMap::new();
+    let mut expires = vec![0_u64; nodes];
     let (mut live, mut peak) = (0_u64, 0_u64);
-    for &id in members {
-        let node = graph.node(id);
-        if !is_free(node) {
+    for &id in &members.list {
+        if !index.is_free(id) {
+            let node = index.graph.node(id);
             // Stacked results of a scan are consumed chunk by chunk in the same kernel, or written out.
             let results = match &node.op {
                 Op::Scan(scan) if scan.scanned > 0 => 0,
@@ -573,12 +675,12 @@ fn live_bytes(graph: &Graph, members: &BTreeSet<NodeId>) -> u64 {
             };
             live += results;
             peak = peak.max(live);
-            match last_use.get(&Value { node: id, port: 0 }) {
-                Some(&last) => *expires.entry(last).or_default() += results,
+            match last_use[id.index()] {
+                Some(last) => expires[last.index()] += results,
                 None => live -= results,
             }
         }
-        live -= expires.remove(&id).unwrap_or(0);
+        live -= std::mem::take(&mut expires[id.index()]);
     }
     peak
 }
@@ -598,30 +700,29 @@ struct Loop {
 
 struct Lowering<'a> {
     graph: &'a Graph,
-    members: &'a BTreeSet<NodeId>,
-    downstream: &'a BTreeSet<NodeId>,
+    index: &'a Index<'a>,
+    members: &'a Members,
+    /// Whether a node comes after the values.
+    downstream: &'a [bool],
     ops: Vec<KernelOp>,
-    /// The last operation behind every value of the kernel.
-    produced_by: BTreeMap<NodeId, Vec<usize>>,
+    /// The last operations behind every node of the kernel; none behind nodes of others.
+    produced_by: Vec<Vec<usize>>,
 }
 
 impl Lowering<'_> {
     fn node(&mut self, id: NodeId) {
         let node = self.graph.node(id);
-        let mut after: Vec<usize> = self
-            .graph
-            .operands(id)
-            .iter()
-            .filter(|operand| self.members.contains(&operand.node))
-            .flat_map(|operand| self.produced_by.get(&operand.node).cloned().unwrap_or_default())
-            .collect();
+        let mut after: Vec<usize> = Vec::new();
+        for operand in self.index.operands(id) {
+            after.extend_from_slice(&self.produced_by[operand.node.index()]);
+        }
         after.sort_unstable();
         after.dedup();
-        if is_free(node) {
-            self.produced_by.insert(id, after);
+        if self.index.is_free(id) {
+            self.produced_by[id.index()] = after;
             return;
         }
-        let value_columns = self.downstream.contains(&id);
+        let value_columns = self.downstream[id.index()];
         if let Op::Scan(scan) = &node.op {
             // Splitting the values of attention would repeat its scores, which no kernel does.
             let value_columns = value_columns && scan.pairs.is_none();
@@ -639,7 +740,7 @@ impl Lowering<'_> {
                 share,
             };
             let produced = self.scan_body(&scan.body, around, &after, value_columns);
-            self.produced_by.insert(id, produced);
+            self.produced_by[id.index()] = produced;
             return;
         }
         let op = KernelOp {
@@ -654,26 +755,25 @@ impl Lowering<'_> {
             share: 1.0,
         };
         self.ops.push(op);
-        self.produced_by.insert(id, vec![self.ops.len() - 1]);
+        self.produced_by[id.index()] = vec![self.ops.len() - 1];
     }
 
     /// Appends the body once with the counts of all trips, loops inside it likewise; returns the operations behind its results.
     fn scan_body(&mut self, body: &Graph, around: Loop, after: &[usize], value_columns: bool) -> Vec<usize> {
-        let mut produced: BTreeMap<NodeId, Vec<usize>> = BTreeMap::new();
+        let mut produced: Vec<Vec<usize>> = vec![Vec::new(); body.len()];
         for (id, node) in body.nodes() {
             if matches!(node.op, Op::Input { role: Role::Body, .. }) {
-                produced.insert(id, after.to_vec());
+                produced[id.index()] = after.to_vec();
                 continue;
             }
-            let mut waits: Vec<usize> = body
-                .operands(id)
-                .iter()
-                .flat_map(|operand| produced.get(&operand.node).cloned().unwrap_or_default())
-                .collect();
+            let mut waits: Vec<usize> = Vec::new();
+            for operand in body.operands(id) {
+                waits.extend_from_slice(&produced[operand.node.index()]);
+            }
             waits.sort_unstable();
             waits.dedup();
             if is_free(node) {
-                produced.insert(id, waits);
+                produced[id.index()] = waits;
                 continue;
             }
             if let Op::Scan(scan) = &node.op {
@@ -683,7 +783,7 @@ impl Lowering<'_> {
                     ..around
                 };
                 let results = self.scan_body(&scan.body, inside, &waits, value_columns);
-                produced.insert(id, results);
+                produced[id.index()] = results;
                 continue;
             }
             let op = KernelOp {
@@ -698,12 +798,12 @@ impl Lowering<'_> {
                 share: around.share,
             };
             self.ops.push(op);
-            produced.insert(id, vec![self.ops.len() - 1]);
+            produced[id.index()] = vec![self.ops.len() - 1];
         }
         let mut results: Vec<usize> = body
             .outputs()
             .iter()
-            .flat_map(|(_, value)| produced.get(&value.node).cloned().unwrap_or_default())
+            .flat_map(|(_, value)| produced[value.node.index()].iter().copied())
             .collect();
         results.sort_unstable();
         results.dedup();

@@ -11,7 +11,7 @@ mod lower;
 mod plan;
 
 pub use layout::tiled_elements;
-pub use lower::{lower, lower_compiled};
+pub use lower::{Lowerer, lower, lower_compiled};
 pub use plan::{Group, Plan, Program};
 
 use crate::dtype::Dtype;
@@ -28,6 +28,14 @@ pub struct Transfer {
     pub dtype: Dtype,
     /// Where a loop over pairs of blocks reads it by column block: what that takes.
     pub columns: Option<ColumnReads>,
+}
+
+impl Transfer {
+    /// Bytes moved where blocks are fetched again for every pair of blocks.
+    #[must_use]
+    pub fn streamed_bytes(&self) -> u64 {
+        self.columns.map_or(self.bytes, |columns| columns.streamed)
+    }
 }
 
 /// How the keys or values of attention reach a kernel. Which of the two ways is taken depends on the chip.
@@ -199,6 +207,14 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    /// Whether it has matrix products.
+    #[must_use]
+    pub fn has_products(&self) -> bool {
+        self.ops
+            .iter()
+            .any(|op| matches!(op.kind, OpKind::Product { .. }))
+    }
+
     /// Bytes read from HBM.
     #[must_use]
     pub fn read_bytes(&self) -> u64 {
@@ -226,25 +242,10 @@ impl Kernel {
     pub fn streaming(&self) -> Kernel {
         let mut kernel = self.clone();
         for transfer in &mut kernel.reads {
-            if let Some(columns) = transfer.columns.take() {
-                transfer.bytes = columns.streamed;
-            }
+            transfer.bytes = transfer.streamed_bytes();
+            transfer.columns = None;
         }
         kernel
-    }
-
-    /// The same kernel cut into this many equal programs, for one that streams.
-    #[must_use]
-    pub fn in_programs(&self, programs: u64) -> Kernel {
-        Kernel {
-            grid: Grid {
-                parallel: programs,
-                sequential: 1,
-            },
-            live_bytes: self.live_bytes.div_ceil(programs.max(1)),
-            units_per_program: Some(1),
-            ..self.clone()
-        }
     }
 
     /// Takes out the operations before the loop that carries the state, for another kernel to do: they stand in its order and wait for each other only.

@@ -1,5 +1,8 @@
 //! What a mechanism says of itself.
 
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -187,6 +190,24 @@ impl PartialEq for Mechanism {
 impl Serialize for Mechanism {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.name)
+    }
+}
+
+/// The names, each with what it is.
+impl JsonSchema for Mechanism {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        Cow::Borrowed("Mechanism")
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let names = ALL
+            .iter()
+            .map(|mechanism| serde_json::json!({ "const": mechanism.name, "description": mechanism.title }));
+        json_schema!({ "oneOf": names.collect::<Vec<_>>() })
     }
 }
 

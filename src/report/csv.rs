@@ -28,7 +28,7 @@ impl Cell {
 type Take = fn(&ChipResult, &PlanResult, &StageResult) -> Cell;
 
 /// Header and content of every column.
-const COLUMNS: [(&str, Take); 38] = [
+const COLUMNS: [(&str, Take); 41] = [
     ("chip", |chip, _, _| Cell::Text(chip.name.clone())),
     ("device", |chip, _, _| Cell::Text(chip.device.clone())),
     ("cores_count", |chip, _, _| Cell::Count(u64::from(chip.cores))),
@@ -43,6 +43,12 @@ const COLUMNS: [(&str, Take); 38] = [
     ("interval_from", |_, _, row| {
         Cell::Text(row.interval_from.map_or("", Evidence::name).to_owned())
     }),
+    ("family", |_, _, row| {
+        Cell::Text(row.family.clone().unwrap_or_default())
+    }),
+    ("speedup_error_ratio", |_, _, row| {
+        Cell::Maybe(row.speedup_error_ratio)
+    }),
     ("bound", |_, _, row| Cell::Text(row.bound.to_string())),
     ("next_bound", |_, _, row| Cell::Text(row.next_bound.to_string())),
     ("mxu_us", |_, _, row| Cell::Number(row.mxu_us)),
@@ -51,6 +57,7 @@ const COLUMNS: [(&str, Take); 38] = [
         Cell::Number(row.transcendental_us)
     }),
     ("cross_lane_us", |_, _, row| Cell::Number(row.cross_lane_us)),
+    ("vmem_us", |_, _, row| Cell::Number(row.vmem_us)),
     ("hbm_us", |_, _, row| Cell::Number(row.hbm_us)),
     ("latency_us", |_, _, row| Cell::Number(row.latency_us)),
     ("launch_us", |_, _, row| Cell::Number(row.launch_us)),

@@ -3,9 +3,11 @@
 //! FIXTURE: the times of the last TPU are round numbers near a published stage table, every counter and every
 //! other chip is invented to look plausible. Nothing here is a prediction.
 
+use crate::hardware::Kind;
+
 use super::result::{
-    Bound, ChipResult, NumericResult, PlanResult, Provenance, PublishedComparison, PublishedRow, Roof, Roofs,
-    RunResult, SCHEMA, StageResult,
+    Bound, ChipResult, HardwareInputs, Inputs, NumberSource, NumericResult, PlanResult, Provenance,
+    PublishedComparison, PublishedRow, Roof, Roofs, RunResult, SCHEMA, StageResult,
 };
 
 /// Name, title, cores, device, clock, matrix roofs (T/s), vector and transcendental roofs (T/s), HBM (TB/s),
@@ -236,12 +238,15 @@ fn stage(machine: &Machine, line: &Line, intervals: bool) -> StageResult {
         low_us: intervals.then_some(0.9 * time_us),
         interval_from: intervals.then_some(crate::hardware::Evidence::SameChip),
         high_us: intervals.then_some(1.12 * time_us),
+        family: intervals.then(|| "matmul".to_owned()),
+        speedup_error_ratio: intervals.then_some(1.15),
         bound,
         next_bound,
         mxu_us,
         vpu_us,
         transcendental_us: 0.2 * vpu_us,
         cross_lane_us: 0.35 * vpu_us,
+        vmem_us: 0.5 * vpu_us,
         hbm_us,
         latency_us: if bound == Bound::Latency {
             0.96 * time_us
@@ -303,6 +308,8 @@ fn chip(machine: &Machine, intervals: bool) -> ChipResult {
                 .collect(),
             vector: roof("vpu", machine.vector),
             transcendental: roof("transcendental", machine.transcendental),
+            on_chip: roof("VMEM", machine.hbm * 7.0),
+            issue_efficiency: 0.9,
         },
         plans: vec![
             plan(machine, "unfused", &UNFUSED, 3719.0, intervals),
@@ -311,6 +318,19 @@ fn chip(machine: &Machine, intervals: bool) -> ChipResult {
         coverage: "no coefficient is fitted yet; 3 of 41 hardware numbers are assumed, the others are \
                    published or derived"
             .to_owned(),
+        sources: vec![
+            source("HBM bandwidth", Kind::Published, vec![Bound::Hbm]),
+            source("ALU slots", Kind::Assumed, vec![Bound::Vpu]),
+        ],
+    }
+}
+
+fn source(number: &str, kind: Kind, sets: Vec<Bound>) -> NumberSource {
+    NumberSource {
+        number: number.to_owned(),
+        kind,
+        source: "a datasheet (fixture)".to_owned(),
+        sets,
     }
 }
 
@@ -419,5 +439,17 @@ fn run(machines: &[Machine], intervals: bool) -> RunResult {
                 "model width 1024 and one core: the published table does not print its sizes".to_owned(),
             ],
         },
+        sensitivity: Vec::new(),
+        inputs: Some(Inputs {
+            workload: vec!["layer.chunk=64".to_owned(), "layer.mechanism=sla".to_owned()],
+            hardware: machines
+                .iter()
+                .map(|machine| HardwareInputs {
+                    chip: machine.name.to_owned(),
+                    fields: vec![format!("matrix_unit.count={}", machine.cores)],
+                })
+                .collect(),
+            calibration: Vec::new(),
+        }),
     }
 }

@@ -1,6 +1,6 @@
 //! How numbers are put into words, so that every format of a report says them alike.
 
-use super::result::{ChipResult, NumericResult};
+use super::result::{ChipResult, NumericResult, PlanResult, StageResult};
 
 /// Unit of the times of one table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,6 +128,30 @@ pub(crate) fn cores(chip: &ChipResult) -> String {
         "{} {}",
         chip.cores,
         if chip.cores == 1 { "core" } else { "cores" }
+    )
+}
+
+/// A stage in a few lines, for a person who points at it.
+pub(crate) fn stage_words(chip: &ChipResult, plan: &PlanResult, row: &StageResult) -> String {
+    let unit = TimeUnit::for_chip(chip);
+    let interval = match unit.interval(row.low_us, row.high_us) {
+        interval if interval.is_empty() => String::new(),
+        interval => format!(" (80 % interval {interval})"),
+    };
+    format!(
+        "{} {} on {}: {}\n{} {}{interval}, {} % of the plan\nbound by {}, next by {}\nbusy: MXU {} %, VPU {} %, HBM {} %",
+        plan.name,
+        row.stage,
+        chip.name,
+        row.title,
+        unit.format(row.time_us),
+        unit.symbol(),
+        percent(row.time_us / plan.total_us),
+        row.bound,
+        row.next_bound,
+        percent(row.mxu_busy),
+        percent(row.vpu_busy),
+        percent(row.hbm_busy),
     )
 }
 

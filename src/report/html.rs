@@ -5,8 +5,9 @@ use std::fmt::Write as _;
 use super::format::{self, DEFINITIONS, TimeUnit, percent, relative_error, signed};
 use super::json;
 use super::plot::roofline::{self, Options};
-use super::plot::{PlotError, bars, dark_mode_css};
-use super::result::{ChipResult, RunResult};
+use super::plot::{PlotError, bars, bound_css, dark_mode_css, timeline};
+use super::result::{Bound, ChipResult, RunResult, StageResult};
+use crate::hardware::Kind;
 
 /// Why a page was not made.
 #[derive(Debug, thiserror::Error)]
@@ -19,24 +20,132 @@ pub enum HtmlError {
     Json(#[from] json::JsonError),
 }
 
+/// A part of the page with a heading. A further one is a line of [`SECTIONS`].
+struct Section {
+    /// Its name in links.
+    id: &'static str,
+    title: &'static str,
+    /// Whether the result has something for it.
+    present: fn(&RunResult) -> bool,
+    body: Body,
+}
+
+/// What writes a section.
+enum Body {
+    Words(fn(&mut Page, &RunResult)),
+    Pictures(fn(&mut Page, &RunResult) -> Result<(), PlotError>),
+}
+
+/// Quantities that the page shows of each plan, those that move its time most.
+const SHOWN_QUANTITIES: usize = 6;
+
+/// The sections in order.
+const SECTIONS: [Section; 11] = [
+    Section {
+        id: "times",
+        title: "Time per chip and plan",
+        present: |_| true,
+        body: Body::Words(Page::overview),
+    },
+    Section {
+        id: "bounds",
+        title: "What binds each stage",
+        present: |_| true,
+        body: Body::Words(Page::bounds),
+    },
+    Section {
+        id: "bars",
+        title: "Where the time goes",
+        present: |_| true,
+        body: Body::Pictures(Page::bars),
+    },
+    Section {
+        id: "roofline",
+        title: "Roofline",
+        present: |_| true,
+        body: Body::Pictures(Page::rooflines),
+    },
+    Section {
+        id: "timeline",
+        title: "Timeline",
+        present: |_| true,
+        body: Body::Pictures(Page::timelines),
+    },
+    Section {
+        id: "stages",
+        title: "Stages",
+        present: |_| true,
+        body: Body::Words(Page::stages),
+    },
+    Section {
+        id: "published",
+        title: "Against published values",
+        present: |result| result.published.is_some(),
+        body: Body::Words(Page::published),
+    },
+    Section {
+        id: "numeric",
+        title: "Numeric check",
+        present: |result| result.numeric.is_some(),
+        body: Body::Words(Page::numeric),
+    },
+    Section {
+        id: "sensitivity",
+        title: "What moves the time most",
+        present: |result| !result.sensitivity.is_empty(),
+        body: Body::Words(Page::sensitivity),
+    },
+    Section {
+        id: "coverage",
+        title: "What each time rests on",
+        present: |_| true,
+        body: Body::Words(Page::coverage),
+    },
+    Section {
+        id: "provenance",
+        title: "Where it comes from",
+        present: |_| true,
+        body: Body::Words(Page::provenance),
+    },
+];
+
 /// The page.
 ///
 /// # Errors
 /// Where a picture cannot be drawn or a number of the result is not finite.
 pub fn render(result: &RunResult) -> Result<String, HtmlError> {
     let mut page = Page { out: String::new() };
+    let present = || SECTIONS.iter().filter(|section| (section.present)(result));
     page.head(result);
+    page.put("<nav aria-label=\"Sections\">");
+    for section in present() {
+        page.put(&format!(
+            "<a href=\"#{}\">{}</a>",
+            section.id,
+            escape(section.title)
+        ));
+    }
+    page.put("</nav>");
     page.warnings(result);
-    page.overview(result);
-    page.bars(result)?;
-    page.rooflines(result)?;
-    page.stages(result);
-    page.published(result);
-    page.numeric(result);
-    page.definitions();
-    page.provenance(result);
+    for section in present() {
+        page.put(&format!(
+            "<section id=\"{}\" aria-labelledby=\"{0}-title\">\n<h2 id=\"{0}-title\">{}</h2>",
+            section.id,
+            escape(section.title)
+        ));
+        match section.body {
+            Body::Words(write) => write(&mut page, result),
+            Body::Pictures(draw) => draw(&mut page, result)?,
+        }
+        page.put("</section>");
+    }
     page.end(result)?;
     Ok(page.out)
+}
+
+/// Text for the title of a shape, where a new line stays one.
+pub(crate) fn escape_lines(text: &str) -> String {
+    text.lines().map(escape).collect::<Vec<_>>().join("&#10;")
 }
 
 /// Text for an element or a quoted attribute.
@@ -68,6 +177,10 @@ fn long_words(header: &str) -> Column {
     Column(header.to_owned(), "t")
 }
 
+fn short_words(header: &str) -> Column {
+    Column(header.to_owned(), "s")
+}
+
 /// The unit stands in a line of its own, which keeps the column narrow.
 fn numbers(header: impl AsRef<str>) -> Column {
     Column(header.as_ref().replacen(" (", "\n(", 1), "n")
@@ -83,28 +196,57 @@ enum Order {
     Last,
 }
 
-/// A cell: what is shown, and what it is sorted by.
-struct Cell(String, Order);
+/// A cell: what is shown, what it is sorted by, and what it says when it is pointed at.
+struct Cell {
+    text: String,
+    order: Order,
+    hover: Option<String>,
+    /// Coloured by what binds it.
+    bound: Option<Bound>,
+}
 
 impl Cell {
+    fn new(text: String, order: Order) -> Self {
+        Self {
+            text,
+            order,
+            hover: None,
+            bound: None,
+        }
+    }
+
     fn text(text: impl Into<String>) -> Self {
-        Cell(text.into(), Order::Words)
+        Self::new(text.into(), Order::Words)
     }
 
     fn number(text: String, value: f64) -> Self {
-        Cell(text, Order::Number(value))
+        Self::new(text, Order::Number(value))
     }
 
     /// An interval, sorted by its lower end.
     fn interval(unit: TimeUnit, low_us: Option<f64>, high_us: Option<f64>) -> Self {
-        Cell(
+        Self::new(
             unit.interval(low_us, high_us),
             low_us.map_or(Order::Last, Order::Number),
         )
     }
 
     fn missing() -> Self {
-        Cell(String::new(), Order::Last)
+        Self::new(String::new(), Order::Last)
+    }
+
+    fn bound(bound: Bound) -> Self {
+        Self {
+            bound: Some(bound),
+            ..Self::text(bound.name())
+        }
+    }
+
+    fn hover(self, text: String) -> Self {
+        Self {
+            hover: Some(text),
+            ..self
+        }
     }
 }
 
@@ -116,10 +258,6 @@ impl Page {
     fn put(&mut self, line: &str) {
         self.out.push_str(line);
         self.out.push('\n');
-    }
-
-    fn heading(&mut self, text: &str) {
-        self.put(&format!("<h2>{}</h2>", escape(text)));
     }
 
     fn note(&mut self, text: &str) {
@@ -136,6 +274,8 @@ impl Page {
         stick: usize,
     ) {
         let label = escape(label);
+        // The button appears where a script can fill it.
+        self.put("<div class=\"tools\"></div>");
         self.put(&format!(
             "<div class=\"table\" tabindex=\"0\" role=\"region\" aria-label=\"{label}\">"
         ));
@@ -164,13 +304,32 @@ impl Page {
             self.put(&format!("<{tag}>"));
             for row in rows {
                 self.out.push_str("<tr>");
-                for (index, (Cell(text, value), Column(_, kind))) in row.iter().zip(columns).enumerate() {
-                    let value = match value {
+                for (index, (cell, Column(_, kind))) in row.iter().zip(columns).enumerate() {
+                    let value = match &cell.order {
                         Order::Number(value) => format!(" data-v=\"{value}\""),
                         Order::Last => " data-v=\"\"".to_owned(),
                         Order::Words => String::new(),
                     };
-                    let _ = write!(self.out, "<td{}{value}>{}</td>", class(index, kind), escape(text));
+                    let hover = cell
+                        .hover
+                        .as_ref()
+                        .map(|text| format!(" title=\"{}\"", escape_lines(text)));
+                    let text = match cell.bound {
+                        Some(bound) => {
+                            format!(
+                                "<span class=\"bound {}\">{}</span>",
+                                bound.name(),
+                                escape(&cell.text)
+                            )
+                        }
+                        None => escape(&cell.text),
+                    };
+                    let _ = write!(
+                        self.out,
+                        "<td{}{value}{}>{text}</td>",
+                        class(index, kind),
+                        hover.unwrap_or_default()
+                    );
                 }
                 self.put("</tr>");
             }
@@ -190,6 +349,7 @@ impl Page {
             escape(&result.name)
         ));
         self.out.push_str(css);
+        self.out.push_str(&bound_css());
         // Paper is light whatever the screen is.
         self.put("@media screen and (prefers-color-scheme: dark) {");
         self.put("  :root {");
@@ -220,7 +380,6 @@ impl Page {
             plans().any(|plan| plan.low_us.is_some()),
             plans().any(|plan| plan.speedup_over_baseline.is_some()),
         );
-        self.heading("Time per chip and plan");
         let mut columns = vec![
             words("chip"),
             words("plan"),
@@ -262,9 +421,84 @@ impl Page {
         self.table("Time per chip and plan", &columns, &rows, &[], 0);
     }
 
+    /// A row per plan and stage, a column per chip: what binds, and its part of the plan.
+    fn bounds(&mut self, result: &RunResult) {
+        let entries = roofline::numbers(result, &Options::default());
+        let mut columns = vec![words("plan"), words("stage"), long_words("title")];
+        for chip in &result.chips {
+            columns.push(words(&chip.name));
+            columns.push(numbers("of plan (%)"));
+        }
+        let mut rows = Vec::new();
+        for entry in &entries {
+            let mut cells = vec![
+                Cell::text(&entry.plan),
+                Cell::text(&entry.stage),
+                Cell::text(&entry.title),
+            ];
+            for chip in &result.chips {
+                let plan = chip.plans.iter().find(|plan| plan.name == entry.plan);
+                let (Some(plan), Some(row)) = (plan, entry.row(chip)) else {
+                    cells.extend([Cell::missing(), Cell::missing()]);
+                    continue;
+                };
+                let share = row.time_us / plan.total_us;
+                let hover = format::stage_words(chip, plan, row);
+                cells.extend([
+                    Cell::bound(row.bound).hover(hover.clone()),
+                    Cell::number(percent(share), share).hover(hover),
+                ]);
+            }
+            rows.push(cells);
+        }
+        self.table("What binds each stage on each chip", &columns, &rows, &[], 1);
+        self.note(
+            "Beside what binds a stage stands its part of the time of the plan. The resource named is the one whose \
+             removal would shorten the stage first.",
+        );
+    }
+
+    fn sensitivity(&mut self, result: &RunResult) {
+        let columns = [
+            words("chip"),
+            words("plan"),
+            long_words("quantity"),
+            words("step"),
+            numbers("time of the plan (% per %)"),
+            words("most in"),
+            numbers("there (% per %)"),
+        ];
+        let mut rows = Vec::new();
+        for plan in &result.sensitivity {
+            for of in plan.elasticities.iter().take(SHOWN_QUANTITIES) {
+                let stages = plan.stages.iter().zip(&of.stages);
+                let most = stages
+                    .filter_map(|(stage, slope)| Some((stage, (*slope)?)))
+                    .max_by(|a, b| a.1.abs().total_cmp(&b.1.abs()));
+                let signed = |slope: f64| Cell::number(format!("{slope:+.2}"), slope);
+                let mut cells = vec![
+                    Cell::text(&plan.chip),
+                    Cell::text(&plan.plan),
+                    Cell::text(&of.field),
+                    Cell::text(&of.step),
+                    signed(of.total),
+                ];
+                match most {
+                    Some((stage, slope)) => cells.extend([Cell::text(stage), signed(slope)]),
+                    None => cells.extend([Cell::missing(), Cell::missing()]),
+                }
+                rows.push(cells);
+            }
+        }
+        self.table("What moves the time of each plan most", &columns, &rows, &[], 1);
+        self.note(
+            "Change of the time in % where a quantity of the workload or of the chip grows by 1 %, all others as they are: 1 grows in proportion, -1 halves \
+             with twice the quantity. Continuous quantities take a step of 1 %, whole numbers are doubled and halved. `tpusim whatif --sensitivity` lists all.",
+        );
+    }
+
     fn bars(&mut self, result: &RunResult) -> Result<(), PlotError> {
         let (wide, narrow) = bars::page(result)?;
-        self.heading("Where the time goes");
         self.put(&format!("<figure class=\"wide\">\n{wide}</figure>"));
         self.put(&format!("<figure class=\"narrow\">\n{narrow}</figure>"));
         Ok(())
@@ -272,7 +506,6 @@ impl Page {
 
     fn rooflines(&mut self, result: &RunResult) -> Result<(), PlotError> {
         let options = Options::default();
-        self.heading("Roofline");
         self.put(&format!(
             "<figure class=\"wide\">\n{}</figure>",
             roofline::page_key(result, &options, roofline::KEY_WIDE)?
@@ -288,17 +521,35 @@ impl Page {
         self.put("</div>");
         self.note(
             "A marker counts matrix FLOPs, vector operations and transcendentals together; each roof counts \
-             its own kind alone, at the clock of the run. The numbers are the rows of the stage tables.",
+             its own kind alone, at the clock of the run. The slope of on-chip memory counts bytes loaded from it, \
+             in place of HBM bytes. The numbers are the rows of the stage tables.",
+        );
+        Ok(())
+    }
+
+    fn timelines(&mut self, result: &RunResult) -> Result<(), PlotError> {
+        self.put("<div class=\"panels\">");
+        for picture in timeline::page(result)? {
+            self.put(&format!("<figure>\n{picture}</figure>"));
+        }
+        self.put("</div>");
+        self.note(
+            "Kernels run one after the other. A lane is as high as the part of the kernel in which its unit is \
+             occupied; which operation holds it when is in the trace that --trace writes.",
         );
         Ok(())
     }
 
     fn stages(&mut self, result: &RunResult) {
-        self.heading("Stages");
         let numbers = roofline::numbers(result, &Options::default());
         for chip in &result.chips {
             self.chip(chip, result.baseline.as_deref(), &numbers);
         }
+        self.put("<dl>");
+        for (term, meaning) in DEFINITIONS {
+            self.put(&format!("<dt>{}</dt><dd>{}</dd>", escape(term), escape(meaning)));
+        }
+        self.put("</dl>");
     }
 
     fn chip(&mut self, chip: &ChipResult, baseline: Option<&str>, marks: &[roofline::Entry]) {
@@ -344,12 +595,13 @@ impl Page {
                     Cell::text(&plan.name),
                     Cell::text(&row.stage),
                     Cell::text(&row.title),
-                    Cell::number(unit.format(row.time_us), row.time_us),
+                    Cell::number(unit.format(row.time_us), row.time_us)
+                        .hover(format::stage_words(chip, plan, row)),
                 ];
                 if intervals {
                     cells.push(Cell::interval(unit, row.low_us, row.high_us));
                 }
-                cells.extend([Cell::text(row.bound.name()), Cell::text(row.next_bound.name())]);
+                cells.extend([Cell::bound(row.bound), Cell::bound(row.next_bound)]);
                 let shares = [
                     row.mxu_busy,
                     row.vpu_busy,
@@ -387,14 +639,12 @@ impl Page {
             foot.push(cells);
         }
         self.table(&format!("Stages on {}", chip.title), &columns, &rows, &foot, 2);
-        self.note(&format!("Rests on: {}", chip.coverage));
     }
 
     fn published(&mut self, result: &RunResult) {
         let Some(published) = &result.published else {
             return;
         };
-        self.heading("Against published values");
         self.note(&format!("On {}, from {}", published.chip, published.source));
         let unit = TimeUnit::for_times(
             published
@@ -428,8 +678,9 @@ impl Page {
     }
 
     fn numeric(&mut self, result: &RunResult) {
-        let Some(numeric) = &result.numeric else { return };
-        self.heading("Numeric check");
+        let Some(numeric) = &result.numeric else {
+            return;
+        };
         self.note(&format!(
             "Against the token recurrence in f64: {}",
             format::numeric_scope(numeric)
@@ -468,18 +719,105 @@ impl Page {
         ));
     }
 
-    fn definitions(&mut self) {
-        self.heading("What the columns mean");
-        self.put("<dl>");
-        for (term, meaning) in DEFINITIONS {
-            self.put(&format!("<dt>{}</dt><dd>{}</dd>", escape(term), escape(meaning)));
+    /// For every printed time what it is as good as, and every number behind them with its source.
+    fn coverage(&mut self, result: &RunResult) {
+        const KINDS: [Kind; 5] = [
+            Kind::Measured,
+            Kind::Fitted,
+            Kind::Published,
+            Kind::Derived,
+            Kind::Assumed,
+        ];
+        self.note(
+            "The numbers that set the bound of a stage, by how far they can be trusted: measured on silicon, fitted to \
+             measurements, published, derived from published ones, or assumed because nobody has published them. The \
+             interval rests on measured kernels that the fit had not seen.",
+        );
+        for chip in &result.chips {
+            self.put(&format!("<h3>{}</h3>", escape(&chip.name)));
+            let unit = TimeUnit::for_chip(chip);
+            let mut columns = vec![
+                words("plan"),
+                words("stage"),
+                numbers(format!("time ({})", unit.symbol())),
+                words("bound"),
+            ];
+            // A kind that none of them is has no column.
+            let kinds: Vec<Kind> = KINDS
+                .into_iter()
+                .filter(|&kind| {
+                    let rows = chip.plans.iter().flat_map(|plan| &plan.stages);
+                    rows.flat_map(|row| row.rests_on(&chip.sources))
+                        .any(|source| source.kind == kind)
+                })
+                .collect();
+            columns.extend(kinds.iter().map(|kind| short_words(kind.name())));
+            columns.push(short_words("interval from"));
+            let mut rows = Vec::new();
+            for (plan, row) in chip
+                .plans
+                .iter()
+                .flat_map(|plan| plan.stages.iter().map(move |row| (plan, row)))
+            {
+                let of = |kind: Kind| {
+                    let names: Vec<&str> = row
+                        .rests_on(&chip.sources)
+                        .filter(|source| source.kind == kind)
+                        .map(|source| source.number.as_str())
+                        .collect();
+                    names.join(", ")
+                };
+                let mut cells = vec![
+                    Cell::text(&plan.name),
+                    Cell::text(&row.stage),
+                    Cell::number(unit.format(row.time_us), row.time_us),
+                    Cell::bound(row.bound),
+                ];
+                cells.extend(kinds.iter().map(|&kind| Cell::text(of(kind))));
+                cells.push(Cell::text(interval_source(row)));
+                rows.push(cells);
+            }
+            self.table(
+                &format!("What each time on {} rests on", chip.title),
+                &columns,
+                &rows,
+                &[],
+                1,
+            );
+            self.put("<details>\n<summary>Every number with its source</summary>");
+            let columns = [
+                words("number"),
+                words("kind"),
+                long_words("source"),
+                long_words("sets the time of stages bound by"),
+            ];
+            let rows: Vec<Vec<Cell>> = chip
+                .sources
+                .iter()
+                .map(|source| {
+                    let sets: Vec<&str> = source.sets.iter().map(|bound| bound.name()).collect();
+                    vec![
+                        Cell::text(&source.number),
+                        Cell::text(source.kind.name()),
+                        Cell::text(&source.source),
+                        Cell::text(sets.join(", ")),
+                    ]
+                })
+                .collect();
+            self.table(
+                &format!("Sources of the numbers of {}", chip.title),
+                &columns,
+                &rows,
+                &[],
+                0,
+            );
+            self.note(&format!("Rests on: {}", chip.coverage));
+            self.put("</details>");
         }
-        self.put("</dl>");
     }
 
     fn provenance(&mut self, result: &RunResult) {
         let from = &result.provenance;
-        self.heading("Where it comes from");
         self.put("<dl>");
         let mut item = |term: &str, text: &str| {
             self.put(&format!("<dt>{}</dt><dd>{}</dd>", escape(term), escape(text)));
@@ -512,6 +850,14 @@ impl Page {
     }
 }
 
+/// What the interval of a row rests on, in words.
+fn interval_source(row: &StageResult) -> String {
+    row.interval_from.map_or_else(
+        || "no interval: nothing comparable was measured".to_owned(),
+        |evidence| evidence.words().to_owned(),
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -523,7 +869,17 @@ mod tests {
         for word in ["http:", "https:", "src=", "@import", "url(", "fetch("] {
             assert!(!page.contains(word), "the page has `{word}`");
         }
-        assert_eq!(page.matches("href=").count(), 1, "only the empty icon");
+        let links = page.split("href=\"").skip(1);
+        assert!(
+            links
+                .clone()
+                .all(|link| link.starts_with('#') || link.starts_with("data:,\"")),
+            "only places of the page and the empty icon"
+        );
+        // Every place that is linked to is there.
+        for id in links.filter_map(|link| link.strip_prefix('#')?.split('"').next()) {
+            assert_eq!(page.matches(&format!("<section id=\"{id}\"")).count(), 1, "{id}");
+        }
         Ok(())
     }
 
@@ -571,7 +927,7 @@ mod tests {
         let page = render(&fixture::five_chips())?;
         for tag in [
             "table", "thead", "tbody", "tfoot", "tr", "td", "figure", "div", "svg", "text", "dl", "main",
-            "style",
+            "nav", "section", "span", "h2", "details", "summary", "style",
         ] {
             let opened =
                 page.matches(&format!("<{tag} ")).count() + page.matches(&format!("<{tag}>")).count();

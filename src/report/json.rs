@@ -62,6 +62,21 @@ pub fn from_str(text: &str) -> Result<RunResult, JsonError> {
 }
 
 #[cfg(test)]
+/// Every key of a value, in any depth.
+pub(crate) fn keys(value: &serde_json::Value, found: &mut std::collections::BTreeSet<String>) {
+    match value {
+        serde_json::Value::Object(map) => {
+            for (key, value) in map {
+                found.insert(key.clone());
+                keys(value, found);
+            }
+        }
+        serde_json::Value::Array(values) => values.iter().for_each(|value| keys(value, found)),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::report::fixture;
@@ -95,20 +110,6 @@ mod tests {
                  write the result again with this version of tpusim"
                 .to_owned())
         );
-    }
-
-    /// Every key of the result, in any depth.
-    fn keys(value: &serde_json::Value, found: &mut std::collections::BTreeSet<String>) {
-        match value {
-            serde_json::Value::Object(map) => {
-                for (key, value) in map {
-                    found.insert(key.clone());
-                    keys(value, found);
-                }
-            }
-            serde_json::Value::Array(values) => values.iter().for_each(|value| keys(value, found)),
-            _ => {}
-        }
     }
 
     #[test]

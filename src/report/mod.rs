@@ -7,17 +7,20 @@
 //! | [`text`] | the report in a terminal |
 //! | [`csv`], [`json`] | data, described in `docs/formats.md` |
 //! | [`stack`] | text, CSV and JSON of a stack of layers |
+//! | [`comparison`] | text, CSV and JSON of two results beside each other |
 //! | [`plot`] | the roofline picture and the stage bars |
 //! | [`trace`] | schedules for Perfetto |
 //! | [`timeline`], [`explain`] | one program, and one row of the table taken apart |
 //! | [`html`] | the one-file page |
+//! | [`whatif`] | rows of a sweep, their folder, the table of sensitivities |
 //! | [`folder`] | the report folder, written whole or not at all |
 
+pub mod comparison;
 pub mod csv;
 pub mod dump;
 pub mod explain;
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;
 pub mod folder;
 mod format;
 pub mod html;
@@ -32,4 +35,5 @@ pub mod result;
 pub mod stack;
 pub mod table;
 pub mod validation;
+pub mod whatif;
 pub mod whitening;

@@ -5,7 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::hardware::Evidence;
+use crate::hardware::{Evidence, Kind};
+use crate::study::whatif::PlanSensitivity;
 
 /// Name and version of the JSON schema.
 pub const SCHEMA: &str = "tpusim.result/1";
@@ -35,6 +36,25 @@ pub enum Bound {
 }
 
 impl Bound {
+    /// All of them, in order.
+    pub const ALL: [Bound; 9] = [
+        Bound::Mxu,
+        Bound::Vpu,
+        Bound::Transcendental,
+        Bound::CrossLane,
+        Bound::Hbm,
+        Bound::Vmem,
+        Bound::Latency,
+        Bound::Launch,
+        Bound::Interconnect,
+    ];
+
+    /// The bound of that word.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Bound> {
+        Bound::ALL.into_iter().find(|bound| bound.name() == name)
+    }
+
     /// The fixed word of the outputs.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -49,6 +69,14 @@ impl Bound {
             Bound::Launch => "launch",
             Bound::Interconnect => "interconnect",
         }
+    }
+}
+
+impl StageResult {
+    /// The numbers that the time of this stage is as good as: those that set its bound.
+    pub fn rests_on<'a>(&self, sources: &'a [NumberSource]) -> impl Iterator<Item = &'a NumberSource> {
+        let bound = self.bound;
+        sources.iter().filter(move |source| source.sets.contains(&bound))
     }
 }
 
@@ -73,6 +101,11 @@ pub struct StageResult {
     pub high_us: Option<f64>,
     /// The measured rows that make the interval.
     pub interval_from: Option<Evidence>,
+    /// Family of measured kernels that it counts as one of; rows of one family on one chip are off together. Absent in results of earlier versions.
+    pub family: Option<String>,
+    /// Factor, above 1, that the ratio of this time to that of another row of the family on the chip is off by at most, in 80 % of such pairs; absent where
+    /// nothing comparable was measured.
+    pub speedup_error_ratio: Option<f64>,
     /// What binds it.
     pub bound: Bound,
     /// What would bind it next, were the first bound removed.
@@ -85,6 +118,8 @@ pub struct StageResult {
     pub transcendental_us: f64,
     /// Time the cross-lane slots are occupied.
     pub cross_lane_us: f64,
+    /// Time the load and store slots of on-chip memory are occupied.
+    pub vmem_us: f64,
     /// Time the HBM traffic takes at the achievable bandwidth.
     pub hbm_us: f64,
     /// Time of the longest dependence chain.
@@ -145,10 +180,23 @@ pub struct PlanResult {
 /// A horizontal or slanted roof of the roofline picture.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Roof {
-    /// `mxu bf16`, `vpu`, `transcendental`, ...
+    /// `mxu bf16`, `vpu`, `transcendental`, `VMEM`, ...
     pub name: String,
-    /// Operations per second of one device at the clock of the run.
+    /// Operations (on-chip memory: bytes) per second of one device at the clock of the run.
     pub per_second: f64,
+}
+
+/// Where one number behind the times of a chip comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NumberSource {
+    /// What it is, in words: `clock`, `matrix rate`, `achievable HBM bandwidth`, ...
+    pub number: String,
+    /// How far it can be trusted.
+    pub kind: Kind,
+    /// The document, file or computation it was taken from.
+    pub source: String,
+    /// The bounds it sets the time of: a stage so bound is as good as this number.
+    pub sets: Vec<Bound>,
 }
 
 /// Roofs of one device.
@@ -158,12 +206,17 @@ pub struct Roofs {
     pub hbm_datasheet: f64,
     /// Achievable HBM bandwidth of the device, bytes per second.
     pub hbm_achievable: f64,
+    /// Bytes per second that the cores of the device load from VMEM or shared memory, at the clock of the run.
+    pub on_chip: Roof,
     /// Matrix roofs by operand format (FLOP/s) at the clock of the run, fastest first.
     pub matrix: Vec<Roof>,
     /// Vector ALU roof (operations per second).
     pub vector: Roof,
     /// Transcendental roof (operations per second).
     pub transcendental: Roof,
+    /// Share of the rates above, those of HBM apart, that a program reaches when nothing else holds it: what the issue
+    /// of instructions and the throttling of the clock leave, in `(0, 1]`.
+    pub issue_efficiency: f64,
 }
 
 /// All plans on one chip.
@@ -187,6 +240,8 @@ pub struct ChipResult {
     pub plans: Vec<PlanResult>,
     /// What the time rests on, for instance `no coefficient fitted; 2 assumed hardware numbers (..)`.
     pub coverage: String,
+    /// Where the numbers behind the times come from.
+    pub sources: Vec<NumberSource>,
 }
 
 /// JSON has no word for infinity; an error of an overflown result is null there.
@@ -284,6 +339,26 @@ pub struct Provenance {
     pub inferred: Vec<String>,
 }
 
+/// Fields of a hardware file that its times follow from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HardwareInputs {
+    /// Name of the hardware file.
+    pub chip: String,
+    /// `field=value`, sorted by field; sources and notes left out.
+    pub fields: Vec<String>,
+}
+
+/// What the times of a run follow from, field by field, so that two results can be compared without the files they came from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inputs {
+    /// `field=value` of the workload, overrides and values of fields left out among them, sorted by field.
+    pub workload: Vec<String>,
+    /// The chips, in the order of the run.
+    pub hardware: Vec<HardwareInputs>,
+    /// `name=value` of the fitted coefficients and of the fitted quantities of the chips of the run, sorted by name.
+    pub calibration: Vec<String>,
+}
+
 /// The result of `tpusim run`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunResult {
@@ -307,4 +382,9 @@ pub struct RunResult {
     pub warnings: Vec<String>,
     /// Where it comes from.
     pub provenance: Provenance,
+    /// What it follows from, field by field; absent in results of earlier versions.
+    pub inputs: Option<Inputs>,
+    /// How the time of every plan depends on every quantity; empty where neither a report nor JSON is written.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sensitivity: Vec<PlanSensitivity>,
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use crate::calibration::blocks;
 use crate::calibration::data::Data;
 use crate::calibration::never_fitted::{self, Origin};
 use crate::calibration::speedup::{LayerTime, Line};
@@ -24,6 +25,8 @@ pub struct Page<'a> {
     pub compiler: &'a [Ratio],
     /// KDA against SLA-R4 on generations that were left out.
     pub speedup: &'a [Line],
+    /// Blocks that won an autotuning against those that the model would choose.
+    pub blocks: &'a [blocks::Group],
     /// Rows that no fit sees, and how many of them cannot be timed.
     pub never_fitted: &'a (Vec<never_fitted::Row>, usize),
 }
@@ -64,6 +67,7 @@ pub fn markdown(page: &Page<'_>) -> String {
     devices(&mut out, page);
     speedup(&mut out, page.speedup);
     never_fitted(&mut out, page.never_fitted);
+    blocks(&mut out, page.blocks);
     coefficients(&mut out, page.calibration);
     cross_check(&mut out, page.compiler);
     out
@@ -221,6 +225,34 @@ other devices. References are published, at sizes that are inferred; nobody has 
                 .map_or_else(|| "none".to_owned(), |speedup| format!("{speedup:.2}")),
             line.speedup,
             error(line.speedup_error_pct),
+        );
+    }
+    out.push('\n');
+}
+
+/// Autotuning: the measured winner against the choice of the model.
+fn blocks(out: &mut String, groups: &[blocks::Group]) {
+    let _ = writeln!(
+        out,
+        "## Blocks\n\nRows of grouped products and of flash attention hold the blocks that won an autotuning on their chip. Here the model times every block of the same search (`tpusim validate --table blocks`) and chooses its own best. `same`: nothing is \
+predicted to be faster than the measured winner. `within 10 %`: the winner is predicted to take at most a tenth longer than the choice of the model, so that following the model would cost little. `by chance`: candidates of which \
+that holds, which is what a choice by lot would reach. The fit saw the times of the winners, never those of other blocks. Numbers of stages and warps, layouts and orders of the grid, which the search also varies, are not \
+told apart.\n\n\
+| op | device | rows | candidates | same % | within 10 % | by chance % | median ratio | 90th percentile |\n|---|---|---:|---:|---:|---:|---:|---:|---:|"
+    );
+    for group in groups {
+        let _ = writeln!(
+            out,
+            "| {} | {} | {} | {:.0} | {:.0} | {:.0} | {:.0} | {:.2} | {:.2} |",
+            group.op,
+            group.device,
+            group.rows,
+            group.candidates,
+            group.agree_pct,
+            group.close_pct,
+            group.chance_pct,
+            group.median_ratio,
+            group.p90_ratio
         );
     }
     out.push('\n');

@@ -2,14 +2,15 @@
 
 use std::sync::OnceLock;
 
+use super::run::lower_with;
 use crate::coefficients::Coefficient;
 use crate::dtype::Dtype;
 use crate::graph::Precision;
 use crate::hardware::{Architecture, Chip};
 use crate::kernels::library::{self, Case, CaseError, Formats, Launch, Params, Recurrent};
-use crate::kernels::{Group, Implementation, Kernel, OpKind, Plan, Program, Transfer, lower, lower_compiled};
+use crate::kernels::{Group, Implementation, Kernel, OpKind, Plan, Program, Transfer};
 use crate::layer::{DecayGate, GramVariant, InitialState, InverseVariant, Layer, StateFormat};
-use crate::mechanisms::{self, Granularity, LayerGraph, Mechanism, gram_variants};
+use crate::mechanisms::{self, Granularity, Mechanism, gram_variants};
 use crate::workload::{self, Workload};
 use crate::{config::suggestion, graph::Stage};
 
@@ -233,11 +234,14 @@ fn kernels(
 
 /// Kernels of a plan of a layer, cut and rounded the way XLA compiles them for a TPU where `compiled`.
 fn lowered(layer: &Layer, plan: &Plan, compiled: bool) -> Result<Vec<Kernel>, CaseError> {
-    let LayerGraph { graph, core } = mechanisms::build(layer)
-        .map_err(|error| CaseError::Unsupported(format!("cannot build the graph: {error}")))?;
-    let padding = 1.0 - layer.tokens as f64 / layer.padded_tokens() as f64;
-    let lower = if compiled { lower_compiled } else { lower };
-    Ok(lower(&graph, plan, core.value, padding))
+    lower_with(layer, |lowerer| {
+        if compiled {
+            lowerer.lower_compiled(plan)
+        } else {
+            lowerer.lower(plan)
+        }
+    })
+    .map_err(|error| CaseError::Unsupported(format!("cannot build the graph: {error}")))
 }
 
 /// Whether a group lies between the gates and the output: what a call of the core does.
@@ -430,6 +434,10 @@ fn below_the_diagonal(sizes: Sizes, activations: Dtype, launches: &mut Vec<Launc
 
 /// Channels of the tiles in which the kernels of flash-linear-attention move rows of tokens and of states.
 const FLA_TILE: u64 = 64;
+/// Names that the graphs of the mechanisms give the scans of their states.
+const STATES: [&str; 3] = ["S", "H", "Z"];
+/// Names that they give the cumulative decays per channel.
+const DECAYS: [&str; 2] = ["G", "Gx"];
 
 /// What the kernels of flash-linear-attention have in common: tiles of [`FLA_TILE`] channels, states of chunks in the format of the keys, and a loop over chunks
 /// that fetches its operands ahead but not the decays at the end of a chunk, one load for every tile of key channels.
@@ -441,7 +449,8 @@ fn in_tiles(mut kernel: Kernel, sizes: Sizes, granularity: Granularity, activati
     let states = sizes.batch * sizes.value_heads * sizes.key_dim * sizes.value_dim;
     let of_chunks = sizes.tokens.div_ceil(sizes.chunk) * states * Dtype::F32.bytes();
     for transfer in kernel.reads.iter_mut().chain(&mut kernel.writes) {
-        if transfer.bytes == of_chunks && transfer.dtype == Dtype::F32 && kernel_of_states(&kernel.label) {
+        let states = STATES.contains(&transfer.name.as_str()) && transfer.bytes == of_chunks;
+        if states && transfer.dtype == Dtype::F32 {
             transfer.bytes = of_chunks / Dtype::F32.bytes() * activations.bytes();
             transfer.dtype = activations;
         }
@@ -456,11 +465,6 @@ fn in_tiles(mut kernel: Kernel, sizes: Sizes, granularity: Granularity, activati
     kernel
 }
 
-/// Whether a row of a plan writes or reads the states of the chunks.
-fn kernel_of_states(label: &str) -> bool {
-    [Stage::StateScan.name(), Stage::Output.name()].contains(&label)
-}
-
 /// With a decay per channel the launch of the WY factors does what the state scan would do before its loop, and writes the keys as the scan takes them, decayed to the end of
 /// their chunk. Of the decays the scan reads those at the end of every chunk.
 fn decayed_keys(sizes: Sizes, activations: Dtype, launches: &mut [Launch]) {
@@ -472,7 +476,7 @@ fn decayed_keys(sizes: Sizes, activations: Dtype, launches: &mut [Launch]) {
     };
     let decays = sizes.batch * sizes.tokens * sizes.value_heads * sizes.key_dim * Dtype::F32.bytes();
     for read in &mut scan.kernel.reads {
-        if read.bytes == decays && read.dtype == Dtype::F32 {
+        if DECAYS.contains(&read.name.as_str()) && read.bytes == decays {
             read.bytes = decays / sizes.chunk;
         }
     }

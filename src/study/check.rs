@@ -91,6 +91,36 @@ pub fn estimate(workload: &Workload, extent: Extent) -> Result<Estimate, CheckEr
 /// # Errors
 /// A [`CheckError`]; values that are not finite are no error but part of the result.
 pub fn check(workload: &Workload, extent: Extent) -> Result<NumericResult, CheckError> {
+    examine(workload, extent).map(|examined| examined.result)
+}
+
+/// A check with what it met on the way.
+#[derive(Debug, Clone)]
+pub(super) struct Examined {
+    /// The check.
+    pub(super) result: NumericResult,
+    /// Strongest decay of a token among the inputs executed, in nats; 0 without decay.
+    pub(super) strongest_decay: f64,
+    /// Rows on one side of the pivot over which decay accumulates in an operand of the Gram, where that could overflow.
+    pub(super) rows: Option<usize>,
+}
+
+/// Whether the layer that a check executes meets a value that is not finite, in the formats of the workload.
+///
+/// # Errors
+/// As [`check`].
+pub(super) fn overflows(layer: &Layer, seed: u64) -> Result<bool, CheckError> {
+    let LayerGraph { graph, core } = mechanisms::build(layer)?;
+    let inputs = to_f32(&seeded_inputs(&graph, seed));
+    let execution = execute(&graph, &inputs, &[core.output], Arithmetic::Declared)?;
+    Ok(execution.non_finite.is_some())
+}
+
+/// [`check`], with what it met on the way.
+///
+/// # Errors
+/// As [`check`].
+pub(super) fn examine(workload: &Workload, extent: Extent) -> Result<Examined, CheckError> {
     let layer = checked_layer(workload, extent);
     let built = mechanisms::build(&layer)?;
     let LayerGraph { graph, core } = &built;
@@ -184,7 +214,7 @@ pub fn check(workload: &Workload, extent: Extent) -> Result<NumericResult, Check
             None,
         ),
     };
-    Ok(NumericResult {
+    let result = NumericResult {
         output_rel_error: finite_or_infinite(output.max),
         state_rel_error: state.map(|state| finite_or_infinite(state.max)),
         output_rms_error: finite_or_infinite(output.rms),
@@ -198,6 +228,11 @@ pub fn check(workload: &Workload, extent: Extent) -> Result<NumericResult, Check
         overflow,
         overflow_exponent: exponent,
         overflow_limit: exponent.map(|_| EXPONENT_LIMIT),
+    };
+    Ok(Examined {
+        result,
+        strongest_decay: largest_decay,
+        rows: core.gram_exponent.map(|exponent| exponent.rows),
     })
 }
 

@@ -2,6 +2,7 @@
 
 pub mod calls;
 pub mod check;
+pub mod compare;
 pub mod cross_check;
 pub mod decode;
 pub mod predict;
@@ -10,6 +11,7 @@ mod recurrence;
 pub mod run;
 pub mod schedules;
 pub mod stack;
+pub mod whatif;
 pub mod whitening;
 
 pub use check::{CheckError, Estimate, Extent, check, checked_layer, estimate};

@@ -6,15 +6,18 @@ use super::predict;
 use crate::config::{ConfigError, Document};
 use crate::dtype::Dtype;
 use crate::graph::{BuildError, Stage};
-use crate::hardware::{self, Architecture, Calibration, Chip, Evidence, Interval, Kind};
-use crate::kernels::{Kernel, Plan, lower, lower_compiled};
+use crate::hardware::{
+    self, Architecture, Calibration, Chip, Evidence, Interval, Kind, Provenance as HardwareSource,
+};
+use crate::kernels::{Kernel, Lowerer, Plan};
 use crate::layer::{Layer, Pass};
 use crate::mechanisms::{self, LayerGraph};
 use crate::report::result::{
-    ChipResult, NumericResult, PlanResult, Provenance, PublishedComparison, PublishedRow, Roof, Roofs,
-    RunResult, SCHEMA, StageResult,
+    Bound, ChipResult, HardwareInputs, Inputs, NumberSource, NumericResult, PlanResult, Provenance,
+    PublishedComparison, PublishedRow, Roof, Roofs, RunResult, SCHEMA, StageResult,
 };
 use crate::timing::{KernelTime, Remark, time_kernel};
+use crate::units::FlopsPerSecond;
 use crate::workload::Workload;
 
 /// Chips with the files they came from.
@@ -114,7 +117,7 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
     warnings.extend(padding_warning(&workload.layer));
     let digests: Vec<String> = request.chips.iter().map(|(_, d)| d.digest()).collect();
     let mut inferred = workload.inferred.clone();
-    inferred.extend(workload.defaults.iter().cloned());
+    inferred.extend(workload.defaults.iter().map(ToString::to_string));
     warnings.extend(numeric_warnings(request.numeric.as_ref()));
     let mut result = RunResult {
         schema: SCHEMA.to_owned(),
@@ -134,6 +137,8 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
             overrides: request.overrides,
             inferred,
         },
+        inputs: Some(inputs(workload, document, request.chips)),
+        sensitivity: Vec::new(),
     };
     result.headline = headline(workload, &result);
     if let Some(node) = result
@@ -147,6 +152,66 @@ pub fn run(request: RunRequest<'_>) -> Result<RunResult, RunError> {
         );
     }
     Ok(result)
+}
+
+/// Keys of a workload that no time depends on.
+const UNTIMED: [&str; 6] = ["name", "hardware", "baseline", "numeric", "published", "inferred"];
+/// Keys of a hardware file, in any block, that no time depends on.
+const UNTIMED_HARDWARE: [&str; 7] = [
+    "title",
+    "kind",
+    "source",
+    "note",
+    "except",
+    "published",
+    "unknown",
+];
+
+/// What the times of a run follow from.
+fn inputs(workload: &Workload, document: &Document, chips: &Chips) -> Inputs {
+    let lines = |fields: BTreeMap<String, String>| {
+        fields
+            .into_iter()
+            .map(|(field, value)| format!("{field}={value}"))
+            .collect()
+    };
+    let mut of_workload: BTreeMap<String, String> = document
+        .fields(|path| UNTIMED.contains(&path))
+        .into_iter()
+        .collect();
+    for default in &workload.defaults {
+        of_workload.insert(default.field.clone(), default.value.clone());
+    }
+    let of_chip = |document: &Document| -> BTreeMap<String, String> {
+        let untimed =
+            |path: &str| UNTIMED_HARDWARE.contains(&path.rsplit_once('.').map_or(path, |(_, key)| key));
+        document.fields(untimed).into_iter().collect()
+    };
+    let calibration = hardware::shipped_calibration();
+    let mut fitted: BTreeMap<String, String> = calibration
+        .coefficients
+        .iter()
+        .map(|(name, fitted)| (name.clone(), fitted.value.to_string()))
+        .collect();
+    for (chip, _) in chips {
+        for (quantity, value) in calibration.chips.get(&chip.name).into_iter().flatten() {
+            fitted.insert(
+                format!("{} {}", chip.name, quantity.name()),
+                value.value.to_string(),
+            );
+        }
+    }
+    Inputs {
+        workload: lines(of_workload),
+        hardware: chips
+            .iter()
+            .map(|(chip, document)| HardwareInputs {
+                chip: chip.name.clone(),
+                fields: lines(of_chip(document)),
+            })
+            .collect(),
+        calibration: lines(fitted),
+    }
 }
 
 /// The kernels of a plan.
@@ -170,24 +235,36 @@ impl LoweredPlan {
     }
 }
 
-/// Kernels of every plan of a workload; the graph is built once. What stands around the core is compiled on a TPU; on a GPU every row is a kernel, because
-/// norms and short convolutions are kernels of libraries there.
+/// Kernels of every plan of a workload, for all architectures.
 pub(super) fn lower_all(workload: &Workload) -> Result<Vec<LoweredPlan>, RunError> {
-    let LayerGraph { graph, core } =
-        mechanisms::build(&workload.layer).map_err(|source| RunError::Build {
-            name: workload.name.clone(),
-            source,
-        })?;
-    let padding = 1.0 - workload.layer.tokens as f64 / workload.layer.padded_tokens() as f64;
-    Ok(workload
-        .plans
-        .iter()
-        .map(|plan| LoweredPlan {
+    lower_with(&workload.layer, |lowerer| {
+        let lowered = workload.plans.iter().map(|plan| LoweredPlan {
             plan: plan.clone(),
-            tpu: lower_compiled(&graph, plan, core.value, padding),
-            gpu: lower(&graph, plan, core.value, padding),
-        })
-        .collect())
+            tpu: lower_for(Architecture::Tpu, lowerer, plan),
+            gpu: lower_for(Architecture::Gpu, lowerer, plan),
+        });
+        lowered.collect()
+    })
+    .map_err(|source| RunError::Build {
+        name: workload.name.clone(),
+        source,
+    })
+}
+
+/// Builds the graph of a layer, once for whatever `lower` makes of it.
+pub(super) fn lower_with<T>(layer: &Layer, lower: impl FnOnce(&Lowerer<'_>) -> T) -> Result<T, BuildError> {
+    let LayerGraph { graph, core } = mechanisms::build(layer)?;
+    let padding = 1.0 - layer.tokens as f64 / layer.padded_tokens() as f64;
+    Ok(lower(&Lowerer::new(&graph, core.value, padding)))
+}
+
+/// Kernels of a plan as an architecture runs it. What stands around the core is compiled on a TPU; on a GPU every row is a kernel, because norms and short
+/// convolutions are kernels of libraries there.
+pub(super) fn lower_for(architecture: Architecture, lowerer: &Lowerer<'_>, plan: &Plan) -> Vec<Kernel> {
+    match architecture {
+        Architecture::Tpu => lowerer.lower_compiled(plan),
+        Architecture::Gpu => lowerer.lower(plan),
+    }
 }
 
 /// Whether a chip multiplies in the formats of a layer: f32 products are decomposed into bf16 passes, every other format
@@ -259,6 +336,7 @@ fn time_plan(
     warnings: &mut Vec<String>,
 ) -> Result<PlanResult, RunError> {
     let published = workload.published.as_ref().filter(|p| p.chip == chip.name);
+    let peaks = PeakRates::of(chip);
     let mut stages: Vec<StageResult> = Vec::new();
     for kernel in kernels {
         let time = time_kernel(kernel, chip);
@@ -268,7 +346,9 @@ fn time_plan(
             stage: kernel.label.clone(),
             what,
         };
-        check_roofs(kernel, &time, chip).map_err(invariant)?;
+        peaks
+            .check(kernel, time.total_us, time.hbm_bytes)
+            .map_err(invariant)?;
         for remark in &time.remarks {
             warnings.push(warning(remark, chip, plan, kernel));
         }
@@ -283,6 +363,8 @@ fn time_plan(
             low_us: interval.map(|interval| interval.low_us),
             high_us: interval.map(|interval| interval.high_us),
             interval_from: interval.map(|interval| interval.evidence),
+            family: Some(family(kernel, &workload.layer, chip)),
+            speedup_error_ratio: interval.map(|interval| interval.speedup_error_ratio),
             ..stage_result(kernel, &time, published_us)
         };
         match stages.last_mut() {
@@ -324,7 +406,7 @@ pub fn interval(
 }
 
 /// Family of measured kernels that a launch of a layer is closest to: its residuals make the interval.
-fn family(kernel: &Kernel, layer: &Layer, chip: &Chip) -> String {
+pub(super) fn family(kernel: &Kernel, layer: &Layer, chip: &Chip) -> String {
     let stages: BTreeSet<Stage> = kernel.ops.iter().map(|op| op.stage).collect();
     let dense = |stage: &Stage| {
         matches!(
@@ -344,51 +426,66 @@ fn family(kernel: &Kernel, layer: &Layer, chip: &Chip) -> String {
     predict::family(op, chip.architecture)
 }
 
-/// No rate above its roof, no negative time.
-fn check_roofs(kernel: &Kernel, time: &KernelTime, chip: &Chip) -> Result<(), String> {
-    let seconds = time.total_us * 1e-6;
-    if !(time.total_us.is_finite() && time.total_us > 0.0) {
-        return Err(format!("time is {} us", time.total_us));
-    }
-    let roof = |name: &str, done: f64, peak: f64| {
-        // One part in a thousand million covers the rounding of sums.
-        if done > peak * seconds * (1.0 + 1e-9) {
-            Err(format!(
-                "{name}: {done:.4e} in {:.4} us is above the roof of {peak:.4e} per second",
-                time.total_us
-            ))
-        } else {
-            Ok(())
-        }
-    };
-    let best = chip
-        .matrix_unit
-        .rows_per_cycle
-        .keys()
-        .filter_map(|&d| chip.matrix_flops_per_second(d))
-        .map(crate::units::FlopsPerSecond::get)
-        .fold(0.0, f64::max);
-    roof("matrix FLOPs", kernel.work.matrix_flops.total() as f64, best)?;
-    for (dtype, flops) in kernel.work.matrix_flops.iter() {
-        if let Some(peak) = chip.matrix_flops_per_second(dtype) {
-            roof(&format!("{dtype} FLOPs"), flops as f64, peak.get())?;
+/// The rates that no kernel of a chip exceeds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PeakRates {
+    /// Matrix FLOP/s of each format, where it has a rate.
+    matrix: [Option<f64>; Dtype::ALL.len()],
+    /// The largest of them.
+    fastest: f64,
+    vector: f64,
+    transcendental: f64,
+    hbm: f64,
+}
+
+impl PeakRates {
+    pub(super) fn of(chip: &Chip) -> Self {
+        let peak = |dtype: Dtype| chip.matrix_flops_per_second(dtype).map(FlopsPerSecond::get);
+        let own = chip
+            .matrix_unit
+            .rows_per_cycle
+            .keys()
+            .filter_map(|&dtype| peak(dtype));
+        PeakRates {
+            matrix: Dtype::ALL.map(peak),
+            fastest: own.fold(0.0, f64::max),
+            vector: chip.vector_ops_per_second().get(),
+            transcendental: chip.transcendentals_per_second().get(),
+            hbm: chip.hbm_bandwidth_per_device().get(),
         }
     }
-    roof(
-        "vector operations",
-        kernel.work.vector_ops.total() as f64,
-        chip.vector_ops_per_second().get(),
-    )?;
-    roof(
-        "transcendentals",
-        kernel.work.transcendentals as f64,
-        chip.transcendentals_per_second().get(),
-    )?;
-    roof(
-        "HBM bytes",
-        time.hbm_bytes as f64,
-        chip.hbm_bandwidth_per_device().get(),
-    )
+
+    /// No rate above its roof, no negative time.
+    pub(super) fn check(&self, kernel: &Kernel, total_us: f64, hbm_bytes: u64) -> Result<(), String> {
+        let seconds = total_us * 1e-6;
+        if !(total_us.is_finite() && total_us > 0.0) {
+            return Err(format!("time is {total_us} us"));
+        }
+        let roof = |name: &str, done: f64, peak: f64| {
+            // One part in a thousand million covers the rounding of sums.
+            if done > peak * seconds * (1.0 + 1e-9) {
+                Err(format!(
+                    "{name}: {done:.4e} in {total_us:.4} us is above the roof of {peak:.4e} per second"
+                ))
+            } else {
+                Ok(())
+            }
+        };
+        let work = &kernel.work;
+        roof("matrix FLOPs", work.matrix_flops.total() as f64, self.fastest)?;
+        for (dtype, flops) in work.matrix_flops.iter() {
+            if let Some(peak) = self.matrix[dtype as usize] {
+                roof(dtype.name(), flops as f64, peak)?;
+            }
+        }
+        roof("vector operations", work.vector_ops.total() as f64, self.vector)?;
+        roof(
+            "transcendentals",
+            work.transcendentals as f64,
+            self.transcendental,
+        )?;
+        roof("HBM bytes", hbm_bytes as f64, self.hbm)
+    }
 }
 
 fn stage_result(kernel: &Kernel, time: &KernelTime, published_us: Option<f64>) -> StageResult {
@@ -400,12 +497,15 @@ fn stage_result(kernel: &Kernel, time: &KernelTime, published_us: Option<f64>) -
         low_us: None,
         high_us: None,
         interval_from: None,
+        family: None,
+        speedup_error_ratio: None,
         bound: time.bound,
         next_bound: time.next_bound,
         mxu_us: time.mxu_us,
         vpu_us: time.vpu_us,
         transcendental_us: time.transcendental_us,
         cross_lane_us: time.cross_lane_us,
+        vmem_us: time.vmem_us,
         hbm_us: time.hbm_us,
         latency_us: time.latency_us,
         launch_us: time.launch_us,
@@ -449,12 +549,18 @@ fn joined(first: &StageResult, second: &StageResult) -> StageResult {
             .interval_from
             .zip(second.interval_from)
             .map(|(a, b)| a.max(b)),
+        family: longer.family.clone(),
+        speedup_error_ratio: first
+            .speedup_error_ratio
+            .zip(second.speedup_error_ratio)
+            .map(|(a, b)| a.max(b)),
         bound: longer.bound,
         next_bound: longer.next_bound,
         mxu_us,
         vpu_us: sum(|row| row.vpu_us),
         transcendental_us: sum(|row| row.transcendental_us),
         cross_lane_us: sum(|row| row.cross_lane_us),
+        vmem_us: sum(|row| row.vmem_us),
         hbm_us: sum(|row| row.hbm_us),
         latency_us: sum(|row| row.latency_us),
         launch_us: sum(|row| row.launch_us),
@@ -517,9 +623,11 @@ fn chip_result(chip: &Chip, plans: Vec<PlanResult>) -> ChipResult {
         })
         .collect();
     matrix.sort_by(|a, b| b.per_second.total_cmp(&a.per_second));
-    let cores = match chip.architecture {
-        Architecture::Tpu => "cores",
-        Architecture::Gpu => "multiprocessors",
+    let cores = match (chip.architecture, chip.cores_per_chip) {
+        (Architecture::Tpu, 1) => "core",
+        (Architecture::Tpu, _) => "cores",
+        (Architecture::Gpu, 1) => "multiprocessor",
+        (Architecture::Gpu, _) => "multiprocessors",
     };
     let device = if chip.cores_per_device == chip.cores_per_chip {
         format!("the whole chip, {} {cores}", chip.cores_per_chip)
@@ -548,10 +656,90 @@ fn chip_result(chip: &Chip, plans: Vec<PlanResult>) -> ChipResult {
                 name: "transcendental".to_owned(),
                 per_second: chip.transcendentals_per_second().get(),
             },
+            on_chip: Roof {
+                name: match chip.architecture {
+                    Architecture::Tpu => "VMEM",
+                    Architecture::Gpu => "shared memory",
+                }
+                .to_owned(),
+                per_second: chip.on_chip_bandwidth_per_device().get(),
+            },
+            issue_efficiency: chip.issue_efficiency(true),
         },
         coverage: coverage(chip, &plans),
+        sources: sources(chip),
         plans,
     }
+}
+
+/// Where the numbers that set each bound come from.
+fn sources(chip: &Chip) -> Vec<NumberSource> {
+    const CYCLES: [Bound; 6] = [
+        Bound::Mxu,
+        Bound::Vpu,
+        Bound::Transcendental,
+        Bound::CrossLane,
+        Bound::Vmem,
+        Bound::Latency,
+    ];
+    let (matrix, vector) = (&chip.matrix_unit.provenance, &chip.vector_unit.provenance);
+    let latency = &chip.latency.provenance;
+    let described: [(&str, &HardwareSource, &[Bound]); 14] = [
+        ("clock", &chip.clock.provenance, &CYCLES),
+        ("matrix arrays", matrix.of("count"), &[Bound::Mxu]),
+        ("matrix rate", matrix.of("rows_per_cycle"), &[Bound::Mxu]),
+        ("ALU slots", vector.of("slots.alu"), &[Bound::Vpu]),
+        (
+            "transcendental slots",
+            vector.of("slots.transcendental"),
+            &[Bound::Transcendental],
+        ),
+        (
+            "cross-lane slots",
+            vector.of("slots.cross_lane"),
+            &[Bound::CrossLane],
+        ),
+        ("load and store slots", vector.of("slots.load"), &[Bound::Vmem]),
+        (
+            "latency of a matrix product",
+            latency.of("matrix_result_cycles"),
+            &[Bound::Latency],
+        ),
+        (
+            "latency of a vector operation",
+            latency.of("vector_cycles"),
+            &[Bound::Latency],
+        ),
+        ("on-chip capacity", &chip.on_chip.provenance, &[]),
+        ("HBM bandwidth", &chip.hbm.provenance, &[Bound::Hbm]),
+        (
+            "achievable HBM bandwidth",
+            &chip.hbm.achievable_provenance,
+            &[Bound::Hbm],
+        ),
+        ("launch time", &chip.launch_provenance, &[Bound::Launch]),
+        ("core count", &chip.cores_provenance, &[]),
+    ];
+    let calibration = hardware::shipped_calibration();
+    let fitted = |number: &str, sets: &[Bound]| NumberSource {
+        number: number.to_owned(),
+        kind: Kind::Fitted,
+        source: format!("{} measured rows of this and other chips", calibration.rows),
+        sets: sets.to_vec(),
+    };
+    described
+        .into_iter()
+        .map(|(number, provenance, sets)| NumberSource {
+            number: number.to_owned(),
+            kind: provenance.kind,
+            source: provenance.source.clone(),
+            sets: sets.to_vec(),
+        })
+        .chain([
+            fitted("issue efficiency", &CYCLES),
+            fitted("grid step", &[Bound::Launch]),
+        ])
+        .collect()
 }
 
 /// What the times rest on.

@@ -3,7 +3,7 @@
 //! A product `[m, k] x [k, n]` is cut into stationary tiles of at most `rows x columns`; each tile is streamed by the `m` rows. Three costs stand apart:
 //! the stream, the load of the stationary tile (hidden behind the stream of the tile before, or exposed), and fill and drain of the array.
 
-use super::unit::{Occupancy, Unit};
+use super::unit::{Instance, Occupancy, Unit};
 use crate::coefficients::Coefficient;
 use crate::dtype::Dtype;
 use crate::graph::work::PerDtype;
@@ -82,14 +82,13 @@ pub fn textbook_cycles(side: u64, m: u64, k: u64, n: u64, load: WeightLoad) -> u
 }
 
 impl Unit for MatrixUnit {
-    fn occupy(
-        &self,
-        chip: &Chip,
-        op: &OpKind,
-        value_columns: bool,
-        value_parts: u64,
-        occupancy: &mut Occupancy,
-    ) {
+    fn occupy(&self, chip: &Chip, instance: &Instance<'_>, occupancy: &mut Occupancy) {
+        let &Instance {
+            op,
+            value_columns,
+            value_parts,
+            ..
+        } = instance;
         let OpKind::Product {
             m,
             k,

@@ -21,15 +21,26 @@ pub fn bytes_per_cycle(chip: &Chip, cores_used: u64) -> f64 {
     chip.achievable_hbm_bandwidth_per_device().get() * per_core / chip.clock().get()
 }
 
+/// What a kernel moves between device memory and the chip.
+#[derive(Debug, Clone, Copy)]
+pub struct Moved {
+    /// Bytes read.
+    pub read: u64,
+    /// Bytes written.
+    pub written: u64,
+    /// Whether blocks of keys and values are read again for every pair of blocks.
+    pub again: bool,
+}
+
 /// What the transfers of a kernel cost device memory, in bytes of a long stream: read and written.
 ///
 /// On a GPU a tile that is narrower than the rows of its tensor comes in runs, each of which costs more than its bytes; and writes alone do not
 /// reach the rate of streams that read as well, so that what a kernel moves takes at least as long as its writes. Nor is a kernel faster than
 /// all it moves passes the last-level cache.
 #[must_use]
-pub fn streamed_bytes(kernel: &Kernel, chip: &Chip) -> [f64; 2] {
+pub fn streamed_bytes(kernel: &Kernel, chip: &Chip, moved: Moved) -> [f64; 2] {
     if chip.architecture == Architecture::Tpu {
-        return [kernel.read_bytes() as f64, kernel.write_bytes() as f64];
+        return [moved.read as f64, moved.written as f64];
     }
     let per_run = chip.coefficient(Coefficient::GpuRunBytes);
     let streamed = |transfers: &[Transfer]| {
@@ -38,7 +49,8 @@ pub fn streamed_bytes(kernel: &Kernel, chip: &Chip) -> [f64; 2] {
                 .implementation
                 .tile_columns
                 .map(|columns| columns.max(1) as f64 * t.dtype.bytes() as f64);
-            t.bytes as f64 * (1.0 + run.map_or(0.0, |run| per_run / run))
+            let bytes = if moved.again { t.streamed_bytes() } else { t.bytes };
+            bytes as f64 * (1.0 + run.map_or(0.0, |run| per_run / run))
         };
         transfers.iter().map(cost).sum::<f64>()
     };
@@ -51,7 +63,7 @@ pub fn streamed_bytes(kernel: &Kernel, chip: &Chip) -> [f64; 2] {
         return [read, written];
     }
     // Whatever comes from device memory passes the cache as well.
-    let passed = kernel.implementation.cache_bytes + kernel.hbm_bytes() as f64;
+    let passed = kernel.implementation.cache_bytes + (moved.read + moved.written) as f64;
     let at_cache_rate = passed * chip.achievable_hbm_bandwidth_per_device().get() / cache;
     [read.max(at_cache_rate - written), written]
 }

@@ -14,4 +14,4 @@ pub mod program;
 pub mod unit;
 pub mod vector;
 
-pub use kernel::{KernelTime, Remark, time_kernel};
+pub use kernel::{KernelFigures, KernelTime, Prepared, Remark, Timer, time_kernel};

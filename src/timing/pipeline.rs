@@ -54,6 +54,8 @@ pub struct Pipeline {
 
 /// Rounds of the buffers that are simulated before the pattern is taken to repeat.
 const ROUNDS: usize = 4;
+/// Most programs that are simulated.
+const MOST_HEAD: usize = ROUNDS * MOST_BUFFERS;
 
 /// Runs the pipeline.
 ///
@@ -61,10 +63,33 @@ const ROUNDS: usize = 4;
 /// latency of a transfer overlaps the stream before it.
 #[must_use]
 pub fn run(step: Step, programs: u64) -> Pipeline {
-    let buffers = step.buffers.clamp(2, MOST_BUFFERS);
+    let mut head = [StepTimes::default(); MOST_HEAD];
+    let (count, period, total) = simulate(step, programs, &mut head);
+    Pipeline {
+        head: head[..count].to_vec(),
+        buffers: buffers(step),
+        period,
+        total,
+    }
+}
+
+/// Period and total cycles of [`run`], without the times of its programs.
+#[must_use]
+pub fn pace(step: Step, programs: u64) -> (f64, f64) {
+    let (_, period, total) = simulate(step, programs, &mut [StepTimes::default(); MOST_HEAD]);
+    (period, total)
+}
+
+fn buffers(step: Step) -> usize {
+    step.buffers.clamp(2, MOST_BUFFERS)
+}
+
+/// Runs the first programs; returns how many those are, the period, and the cycles of all programs.
+fn simulate(step: Step, programs: u64, head: &mut [StepTimes; MOST_HEAD]) -> (usize, f64, f64) {
+    let buffers = buffers(step);
     let settled = ROUNDS * buffers;
     let count = usize::try_from(programs).unwrap_or(usize::MAX).min(settled);
-    let mut head = vec![StepTimes::default(); count];
+    let head = &mut head[..count];
     let mut memory_free = 0.0_f64;
     let mut stream = |ready: f64, cycles: f64| {
         if cycles <= 0.0 {
@@ -97,12 +122,7 @@ pub fn run(step: Step, programs: u64) -> Pipeline {
     let period = period.max(step.compute).max(step.read + step.write);
     let tail = head.last().map_or(0.0, |last| last.write_end.max(last.end));
     let rest = programs.saturating_sub(count as u64) as f64;
-    Pipeline {
-        head,
-        buffers,
-        period,
-        total: tail + rest * period,
-    }
+    (count, period, tail + rest * period)
 }
 
 #[cfg(test)]

@@ -8,10 +8,12 @@
 //! one after the other, and a dependent group follows in a stream: its first copy waits for the first copy of its operand, its last copy for the last.
 //! Operations of the loop that carries the state cannot be grouped over the chunks of a head; they appear once per chunk, in a row.
 
-use super::unit::{Lane, Occupancy, occupancy};
+use std::ops::Range;
+
+use super::unit::{Instance, Lane, Occupancy, occupancy_of};
 use super::vector;
 use crate::hardware::Chip;
-use crate::kernels::Kernel;
+use crate::kernels::{Grid, Kernel, KernelOp, OpKind};
 
 /// What a group waited for at its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,9 +101,7 @@ impl Placed {
     /// The lane that ends last, the longest of those.
     #[must_use]
     pub fn last_lane(&self) -> Option<&Held> {
-        self.lanes
-            .iter()
-            .max_by(|a, b| a.end().total_cmp(&b.end()).then(a.cycles.total_cmp(&b.cycles)))
+        last_lane(&self.lanes)
     }
 
     /// Cycle the first copy's result is there.
@@ -163,8 +163,7 @@ pub struct Cut {
 }
 
 /// Weight of an operation in the fixed order: nominal latencies, the same for every chip.
-fn nominal_weight(op: &crate::kernels::KernelOp) -> u32 {
-    use crate::kernels::OpKind;
+fn nominal_weight(op: &KernelOp) -> u32 {
     match &op.kind {
         OpKind::Product { .. } => 40,
         OpKind::Vector {
@@ -176,222 +175,239 @@ fn nominal_weight(op: &crate::kernels::KernelOp) -> u32 {
     }
 }
 
-/// Schedules one program of a kernel.
-#[must_use]
-pub fn schedule(kernel: &Kernel, chip: &Chip, cut: Cut) -> Program {
-    let mut lanes = LaneTable::new(chip);
-    // The last program of a unit may have fewer chunks: programs share what there is evenly.
-    let sequential = kernel.grid.sequential.max(1).next_multiple_of(cut.chunks.max(1));
-    let steps = (kernel.grid.parallel.max(1) * sequential) as f64;
-    let order = order(kernel);
-    // Groups behind every operation of the kernel, in chunk order.
-    let mut placed_as: Vec<Vec<usize>> = vec![Vec::new(); kernel.ops.len()];
-    let mut groups: Vec<Placed> = Vec::with_capacity(kernel.ops.len() * 2);
-    let carried: Vec<usize> = order.iter().copied().filter(|&i| kernel.ops[i].carried).collect();
-    let mut carried_done = false;
-    for &index in &order {
-        let op = &kernel.ops[index];
-        if op.carried {
-            if carried_done {
-                continue;
-            }
-            carried_done = true;
-            place_loop(
-                kernel,
-                chip,
-                cut,
-                steps,
-                &carried,
-                &mut placed_as,
-                &mut groups,
-                &mut lanes,
-            );
-            continue;
+/// The fixed order of a kernel's operations, the same on every chip.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Order {
+    /// Operations by nominal depth.
+    sequence: Vec<usize>,
+    /// Those of the loop that carries the state.
+    carried: Vec<usize>,
+    /// Of those, the ones that nothing in the loop waits for: the next chunk starts from their results.
+    last: Vec<usize>,
+}
+
+impl Order {
+    /// Operations by nominal depth, ties by their place in the graph; a dependence always comes first.
+    #[must_use]
+    pub fn of(kernel: &Kernel) -> Self {
+        let ops = &kernel.ops;
+        let mut depth = vec![0_u32; ops.len()];
+        for (i, op) in ops.iter().enumerate() {
+            let start = op.after.iter().map(|&j| depth[j] + nominal_weight(&ops[j])).max();
+            depth[i] = start.unwrap_or(0);
         }
-        let cost = of_op(op, chip, cut);
-        let copies = (cut.units * cut.chunks) as f64;
-        let after: Vec<usize> = op.after.iter().flat_map(|&j| placed_as[j].clone()).collect();
-        let placed = lanes.place(
-            &groups,
-            index,
-            0,
-            &after,
-            &cost,
-            copies,
-            op.count as f64 / steps * copies,
-        );
-        placed_as[index].push(groups.len());
-        groups.push(placed);
-    }
-    let makespan = groups.iter().map(Placed::last_result).fold(0.0, f64::max);
-    Program {
-        makespan,
-        busy: lanes.busy(),
-        groups,
+        let mut sequence: Vec<usize> = (0..ops.len()).collect();
+        sequence.sort_by_key(|&i| (depth[i], i));
+        let carried: Vec<usize> = sequence.iter().copied().filter(|&i| ops[i].carried).collect();
+        let mut consumed = vec![false; ops.len()];
+        for &i in &carried {
+            for &j in &ops[i].after {
+                consumed[j] = true;
+            }
+        }
+        let last = carried.iter().copied().filter(|&i| !consumed[i]).collect();
+        Order {
+            sequence,
+            carried,
+            last,
+        }
     }
 }
 
-/// The loop that carries the state: once per chunk, each chunk's operations after those of the chunk before.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "the tables of the schedule under construction"
-)]
-fn place_loop(
-    kernel: &Kernel,
-    chip: &Chip,
-    cut: Cut,
-    steps: f64,
-    carried: &[usize],
-    placed_as: &mut [Vec<usize>],
-    groups: &mut Vec<Placed>,
-    lanes: &mut LaneTable,
-) {
-    let inside = |j: usize| kernel.ops[j].carried;
-    // Results that the next chunk starts from: operations of the loop that nothing in the loop waits for.
-    let mut last: Vec<usize> = Vec::new();
-    for chunk in 0..cut.chunks {
-        let mut here: Vec<Option<usize>> = vec![None; kernel.ops.len()];
-        for &index in carried {
+/// What the rest of a kernel needs to know of the schedule of its program.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Figures {
+    /// Cycles from the first operation to the last result.
+    pub makespan: f64,
+    /// Occupied cycles of the matrix arrays, averaged over them.
+    pub matrix_busy: f64,
+    /// Occupied cycles of the vector lanes, in the order of [`Lane::VECTOR`].
+    pub vector_busy: [f64; 4],
+    /// Cycles of the critical path spent on matrix, ALU, transcendental, cross-lane, load and store.
+    pub path: [f64; 5],
+    /// Cycles of the critical path in which a result is on its way.
+    pub path_latency: f64,
+}
+
+/// Groups that an operation of the kernel was placed as: `first`, `first + stride`, ...
+#[derive(Debug, Clone, Copy, Default)]
+struct PlacedAs {
+    first: usize,
+    stride: usize,
+    count: usize,
+}
+
+/// A [`Placed`] whose lists stand in the buffers of the [`Schedule`].
+#[derive(Debug, Clone)]
+struct Group {
+    op: usize,
+    chunk: u64,
+    after: Range<usize>,
+    lanes: Range<usize>,
+    copies: f64,
+    start: f64,
+    end: f64,
+    latency: f64,
+    first_result: f64,
+    last_result: f64,
+    operand: Option<usize>,
+}
+
+/// When a lane is free again, by whom it was taken last, and for how many cycles in all.
+type Slot = (f64, Option<usize>, f64);
+
+/// Schedules programs one after the other in the same buffers.
+#[derive(Debug, Default)]
+pub struct Schedule {
+    groups: Vec<Group>,
+    after: Vec<usize>,
+    held: Vec<Held>,
+    wanted: Vec<(Lane, f64)>,
+    placed_as: Vec<PlacedAs>,
+    by_time: Vec<usize>,
+    mxu: Vec<Slot>,
+    vector: [Slot; 4],
+}
+
+impl Schedule {
+    /// Schedules one program of a kernel on a core with `arrays` matrix arrays; `costs` are those of [`costs`] and `grid` is that of the kernel, cut into
+    /// programs where it streams.
+    pub fn run(
+        &mut self,
+        (kernel, order): (&Kernel, &Order),
+        costs: &[Occupancy],
+        arrays: usize,
+        grid: Grid,
+        cut: Cut,
+    ) {
+        self.groups.clear();
+        self.after.clear();
+        self.held.clear();
+        self.placed_as.clear();
+        self.placed_as.resize(kernel.ops.len(), PlacedAs::default());
+        self.mxu.clear();
+        self.mxu.resize(arrays, (0.0, None, 0.0));
+        self.vector = [(0.0, None, 0.0); 4];
+        // The last program of a unit may have fewer chunks: programs share what there is evenly.
+        let sequential = grid.sequential.max(1).next_multiple_of(cut.chunks.max(1));
+        let steps = (grid.parallel.max(1) * sequential) as f64;
+        let copies = (cut.units * cut.chunks) as f64;
+        let mut carried_done = false;
+        for &index in &order.sequence {
             let op = &kernel.ops[index];
-            let cost = of_op(op, chip, cut);
-            let mut after = Vec::new();
-            let mut reads_carry = true;
-            for &j in &op.after {
-                if inside(j) {
-                    after.extend(here[j]);
-                    reads_carry = false;
-                } else {
-                    after.extend(placed_as[j].iter().copied());
+            if op.carried {
+                if !carried_done {
+                    carried_done = true;
+                    self.place_loop((kernel, order), costs, steps, cut);
                 }
+                continue;
             }
-            if reads_carry {
-                after.extend(last.iter().copied());
+            let from = self.after.len();
+            for &j in &op.after {
+                self.wait_for(j);
             }
-            let copies = cut.units as f64;
-            let placed = lanes.place(
-                groups,
-                index,
-                chunk,
-                &after,
-                &cost,
+            self.placed_as[index] = PlacedAs {
+                first: self.groups.len(),
+                stride: 1,
+                count: 1,
+            };
+            self.place(
+                (index, 0),
+                from,
+                &costs[index],
                 copies,
                 op.count as f64 / steps * copies,
             );
-            here[index] = Some(groups.len());
-            placed_as[index].push(groups.len());
-            groups.push(placed);
-        }
-        let consumed: Vec<usize> = carried
-            .iter()
-            .flat_map(|&i| kernel.ops[i].after.iter().copied())
-            .filter(|&j| inside(j))
-            .collect();
-        last = carried
-            .iter()
-            .filter(|i| !consumed.contains(i))
-            .filter_map(|&i| here[i])
-            .collect();
-    }
-}
-
-/// What one instance of an operation asks of a core; a carried state that the registers do not hold is loaded and stored by each; one of a loop inside the step delays it by the
-/// latency of every trip, one that only some steps execute by its share of the latency.
-fn of_op(op: &crate::kernels::KernelOp, chip: &Chip, cut: Cut) -> Occupancy {
-    let mut cost = occupancy(chip, &op.kind, op.value_columns, cut.value_parts);
-    if op.carried {
-        cost.vector[3] = cost.vector[3].max(vector::through_memory(chip, &op.kind));
-    }
-    Occupancy {
-        latency: cost.latency * op.serial as f64 * op.share,
-        ..cost
-    }
-}
-
-/// Operations by nominal depth, ties by their place in the graph; a dependence always comes first.
-fn order(kernel: &Kernel) -> Vec<usize> {
-    let mut depth = vec![0_u32; kernel.ops.len()];
-    for (i, op) in kernel.ops.iter().enumerate() {
-        let start = op
-            .after
-            .iter()
-            .map(|&j| depth[j] + nominal_weight(&kernel.ops[j]))
-            .max()
-            .unwrap_or(0);
-        depth[i] = start;
-    }
-    let mut order: Vec<usize> = (0..kernel.ops.len()).collect();
-    order.sort_by_key(|&i| (depth[i], i));
-    order
-}
-
-/// When every lane of a core is free again, and by whom it was taken last.
-struct LaneTable {
-    mxu: Vec<(f64, Option<usize>, f64)>,
-    vector: [(f64, Option<usize>, f64); 4],
-}
-
-impl LaneTable {
-    fn new(chip: &Chip) -> Self {
-        LaneTable {
-            mxu: vec![(0.0, None, 0.0); chip.matrix_unit.count as usize],
-            vector: [(0.0, None, 0.0); 4],
         }
     }
 
-    fn busy(&self) -> Vec<(Lane, f64)> {
-        let arrays = self
-            .mxu
-            .iter()
-            .enumerate()
-            .map(|(i, slot)| (Lane::Mxu(i as u8), slot.2));
-        arrays
-            .chain(
-                Lane::VECTOR
-                    .into_iter()
-                    .zip(self.vector.iter().map(|slot| slot.2)),
-            )
-            .collect()
+    /// The loop that carries the state: once per chunk, each chunk's operations after those of the chunk before.
+    fn place_loop(&mut self, (kernel, order): (&Kernel, &Order), costs: &[Occupancy], steps: f64, cut: Cut) {
+        let copies = cut.units as f64;
+        let stride = order.carried.len();
+        let base = self.groups.len();
+        for (position, &index) in order.carried.iter().enumerate() {
+            self.placed_as[index] = PlacedAs {
+                first: base + position,
+                stride,
+                count: 0,
+            };
+        }
+        for chunk in 0..cut.chunks {
+            for &index in &order.carried {
+                let op = &kernel.ops[index];
+                let from = self.after.len();
+                let mut reads_carry = true;
+                for &j in &op.after {
+                    if kernel.ops[j].carried {
+                        let PlacedAs { first, count, .. } = self.placed_as[j];
+                        self.after.push(first + (count - 1) * stride);
+                        reads_carry = false;
+                    } else {
+                        self.wait_for(j);
+                    }
+                }
+                if reads_carry && chunk > 0 {
+                    let before = chunk as usize - 1;
+                    let placed_as = &self.placed_as;
+                    self.after
+                        .extend(order.last.iter().map(|&j| placed_as[j].first + before * stride));
+                }
+                self.placed_as[index].count += 1;
+                self.place(
+                    (index, chunk),
+                    from,
+                    &costs[index],
+                    copies,
+                    op.count as f64 / steps * copies,
+                );
+            }
+        }
     }
 
-    /// Places `instances` instances in `copies` independent copies.
-    #[expect(clippy::too_many_arguments, reason = "what a placement depends on")]
+    /// Appends the groups of operation `j` to those that the next group waits for.
+    fn wait_for(&mut self, j: usize) {
+        let PlacedAs { first, stride, count } = self.placed_as[j];
+        self.after.extend((0..count).map(|i| first + i * stride));
+    }
+
+    /// Places `instances` instances of an operation in `copies` independent copies after the groups from `from` on.
     fn place(
         &mut self,
-        groups: &[Placed],
-        op: usize,
-        chunk: u64,
-        after: &[usize],
+        (op, chunk): (usize, u64),
+        from: usize,
         cost: &Occupancy,
         copies: f64,
         instances: f64,
-    ) -> Placed {
-        // As many arrays as there are tiles, the ones that are free first.
-        let wanted = (cost.matrix_tiles * instances).ceil().max(1.0) as usize;
-        let arrays = if cost.matrix > 0.0 {
-            wanted.min(self.mxu.len())
-        } else {
-            0
-        };
-        let mut by_time: Vec<usize> = (0..self.mxu.len()).collect();
-        by_time.sort_by(|&a, &b| self.mxu[a].0.total_cmp(&self.mxu[b].0).then(a.cmp(&b)));
-        by_time.truncate(arrays);
-        let mut wanted_lanes: Vec<(Lane, f64)> = Vec::with_capacity(arrays + 2);
-        let per_array = cost.matrix * instances / arrays.max(1) as f64;
-        wanted_lanes.extend(by_time.iter().map(|&i| (Lane::Mxu(i as u8), per_array)));
+    ) {
+        self.wanted.clear();
+        if cost.matrix > 0.0 {
+            // As many arrays as there are tiles, the ones that are free first.
+            let wanted = (cost.matrix_tiles * instances).ceil().max(1.0) as usize;
+            let arrays = wanted.min(self.mxu.len());
+            let per_array = cost.matrix * instances / arrays.max(1) as f64;
+            self.by_time.clear();
+            self.by_time.extend(0..self.mxu.len());
+            let mxu = &self.mxu;
+            self.by_time
+                .sort_unstable_by(|&a, &b| mxu[a].0.total_cmp(&mxu[b].0).then(a.cmp(&b)));
+            let free_first = self.by_time.iter().take(arrays);
+            self.wanted
+                .extend(free_first.map(|&i| (Lane::Mxu(i as u8), per_array)));
+        }
         for (lane, cycles) in Lane::VECTOR.into_iter().zip(cost.vector) {
             if cycles > 0.0 {
-                wanted_lanes.push((lane, cycles * instances));
+                self.wanted.push((lane, cycles * instances));
             }
         }
-        let longest = wanted_lanes.iter().map(|(_, cycles)| *cycles).fold(0.0, f64::max);
+        let longest = self.wanted.iter().map(|(_, cycles)| *cycles).fold(0.0, f64::max);
 
         let (mut ready, mut wait, mut operand) = (0.0_f64, Wait::Start, None);
-        for &j in after {
-            let producer = &groups[j];
+        let tail = longest * (1.0 - copies.recip());
+        for &j in &self.after[from..] {
+            let producer = &self.groups[j];
             // First copy after the first, last copy after the last.
-            let first = producer.first_result();
-            let last = producer.last_result() - longest * (1.0 - copies.recip());
-            let there = first.max(last);
+            let there = producer.first_result.max(producer.last_result - tail);
             if there > ready {
                 ready = there;
                 wait = if producer.latency > 0.0 {
@@ -402,44 +418,179 @@ impl LaneTable {
                 operand = Some(j);
             }
         }
-        let index = groups.len();
-        let mut lanes: Vec<Held> = Vec::with_capacity(wanted_lanes.len());
-        for (lane, cycles) in wanted_lanes {
-            let slot = self.slot(lane);
+        let index = self.groups.len();
+        let first_held = self.held.len();
+        let (mut start, mut end) = (f64::INFINITY, f64::NEG_INFINITY);
+        for &(lane, cycles) in &self.wanted {
+            let slot = match lane {
+                Lane::Mxu(i) => &mut self.mxu[i as usize],
+                Lane::Vpu | Lane::DmaIn | Lane::DmaOut => &mut self.vector[0],
+                Lane::Transcendental => &mut self.vector[1],
+                Lane::CrossLane => &mut self.vector[2],
+                Lane::Vmem => &mut self.vector[3],
+            };
             let (free, by, busy) = *slot;
             let late = free > ready;
-            let start = ready.max(free);
-            *slot = (start + cycles, Some(index), busy + cycles);
-            lanes.push(Held {
+            let held_from = ready.max(free);
+            *slot = (held_from + cycles, Some(index), busy + cycles);
+            start = start.min(held_from);
+            end = end.max(held_from + cycles);
+            self.held.push(Held {
                 lane,
-                start,
+                start: held_from,
                 cycles,
                 wait: if late { Wait::Unit } else { wait },
                 waited_for: if late { by } else { operand },
             });
         }
-        let start = lanes.iter().map(|held| held.start).fold(f64::INFINITY, f64::min);
         let start = if start.is_finite() { start } else { ready };
-        Placed {
+        let end = end.max(start);
+        self.groups.push(Group {
             op,
             chunk,
-            after: after.to_vec(),
+            after: from..self.after.len(),
+            lanes: first_held..self.held.len(),
             copies,
             start,
-            end: lanes.iter().map(Held::end).fold(start, f64::max),
-            lanes,
+            end,
             latency: cost.latency,
+            first_result: start + (end - start) / copies + cost.latency,
+            last_result: end + cost.latency,
             operand,
+        });
+    }
+
+    /// Cycles from the first operation to the last result.
+    fn makespan(&self) -> f64 {
+        self.groups
+            .iter()
+            .map(|group| group.last_result)
+            .fold(0.0, f64::max)
+    }
+
+    /// The figures of the program scheduled last.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        let makespan = self.makespan();
+        let (path, path_latency) = self.critical_path(makespan);
+        let matrix: f64 = self.mxu.iter().map(|slot| slot.2).sum();
+        Figures {
+            makespan,
+            matrix_busy: matrix / self.mxu.len() as f64,
+            vector_busy: self.vector.map(|slot| slot.2),
+            path,
+            path_latency,
         }
     }
 
-    fn slot(&mut self, lane: Lane) -> &mut (f64, Option<usize>, f64) {
-        match lane {
-            Lane::Mxu(i) => &mut self.mxu[i as usize],
-            Lane::Vpu | Lane::DmaIn | Lane::DmaOut => &mut self.vector[0],
-            Lane::Transcendental => &mut self.vector[1],
-            Lane::CrossLane => &mut self.vector[2],
-            Lane::Vmem => &mut self.vector[3],
+    /// Cycles of the critical path spent on each unit (matrix, ALU, transcendental, cross-lane, load and store) and on latency.
+    fn critical_path(&self, makespan: f64) -> ([f64; 5], f64) {
+        let mut on = [0.0; 5];
+        let mut latency = 0.0;
+        let last = (0..self.groups.len()).max_by(|&a, &b| {
+            self.groups[a]
+                .last_result
+                .total_cmp(&self.groups[b].last_result)
+                .then(b.cmp(&a))
+        });
+        let Some(mut at) = last else { return (on, latency) };
+        let mut until = makespan;
+        loop {
+            let group = &self.groups[at];
+            // From the moment its lane is free to the moment the path goes on, the result is on its way.
+            latency += (until - group.end).max(0.0);
+            let last = last_lane(&self.held[group.lanes.clone()]);
+            let (start, before) =
+                last.map_or((group.start, group.operand), |held| (held.start, held.waited_for));
+            let occupied = (until.min(group.end) - start).max(0.0);
+            match last.map(|held| held.lane) {
+                Some(Lane::Mxu(_)) => on[0] += occupied,
+                Some(Lane::Vpu) => on[1] += occupied,
+                Some(Lane::Transcendental) => on[2] += occupied,
+                Some(Lane::CrossLane) => on[3] += occupied,
+                Some(Lane::Vmem | Lane::DmaIn | Lane::DmaOut) => on[4] += occupied,
+                None => latency += occupied,
+            }
+            until = start;
+            match before {
+                None => return (on, latency),
+                Some(before) => at = before,
+            }
         }
+    }
+
+    /// The program scheduled last.
+    #[must_use]
+    pub fn program(&self) -> Program {
+        let arrays = self.mxu.iter().enumerate();
+        let arrays = arrays.map(|(i, slot)| (Lane::Mxu(i as u8), slot.2));
+        let vector = Lane::VECTOR.into_iter().zip(self.vector.map(|slot| slot.2));
+        Program {
+            groups: self
+                .groups
+                .iter()
+                .map(|group| Placed {
+                    op: group.op,
+                    chunk: group.chunk,
+                    after: self.after[group.after.clone()].to_vec(),
+                    copies: group.copies,
+                    start: group.start,
+                    lanes: self.held[group.lanes.clone()].to_vec(),
+                    end: group.end,
+                    latency: group.latency,
+                    operand: group.operand,
+                })
+                .collect(),
+            makespan: self.makespan(),
+            busy: arrays.chain(vector).collect(),
+        }
+    }
+}
+
+/// The lane that ends last, the longest of those.
+fn last_lane(lanes: &[Held]) -> Option<&Held> {
+    lanes
+        .iter()
+        .max_by(|a, b| a.end().total_cmp(&b.end()).then(a.cycles.total_cmp(&b.cycles)))
+}
+
+/// Registers that the tensor of every vector operation fills, 0 for others: what depends on nothing but the shape of a register.
+#[must_use]
+pub fn registers(kernel: &Kernel, chip: &Chip) -> Vec<f64> {
+    kernel
+        .ops
+        .iter()
+        .map(|op| vector::registers_of(chip, &op.kind))
+        .collect()
+}
+
+/// What one instance of every operation of a kernel asks of a core. `registers` are those of [`registers`] on this chip.
+pub fn costs(kernel: &Kernel, chip: &Chip, registers: &[f64], value_parts: u64, costs: &mut Vec<Occupancy>) {
+    costs.clear();
+    costs.extend(
+        kernel
+            .ops
+            .iter()
+            .zip(registers)
+            .map(|(op, &registers)| of_op(op, chip, registers, value_parts)),
+    );
+}
+
+/// What one instance of an operation asks of a core; a carried state that the registers do not hold is loaded and stored by each; one of a loop inside the step delays it by the
+/// latency of every trip, one that only some steps execute by its share of the latency.
+fn of_op(op: &KernelOp, chip: &Chip, registers: f64, value_parts: u64) -> Occupancy {
+    let instance = Instance {
+        op: &op.kind,
+        registers,
+        value_columns: op.value_columns,
+        value_parts,
+    };
+    let mut cost = occupancy_of(chip, &instance);
+    if op.carried {
+        cost.vector[3] = cost.vector[3].max(vector::through_memory(chip, &op.kind, registers));
+    }
+    Occupancy {
+        latency: cost.latency * op.serial as f64 * op.share,
+        ..cost
     }
 }

@@ -63,18 +63,23 @@ impl Occupancy {
     }
 }
 
+/// One instance of an operation, as the units see it.
+#[derive(Debug, Clone, Copy)]
+pub struct Instance<'a> {
+    /// The operation.
+    pub op: &'a OpKind,
+    /// Registers that the tensor of a vector operation fills; of no meaning to others.
+    pub registers: f64,
+    /// Whether its columns are value columns.
+    pub value_columns: bool,
+    /// Programs that share its value columns.
+    pub value_parts: u64,
+}
+
 /// A unit of a core.
 pub trait Unit {
-    /// Adds what one instance of `op` asks of this unit. `value_parts` is the number of programs that share its value columns, `value_columns`
-    /// whether the operation has any.
-    fn occupy(
-        &self,
-        chip: &Chip,
-        op: &OpKind,
-        value_columns: bool,
-        value_parts: u64,
-        occupancy: &mut Occupancy,
-    );
+    /// Adds what an instance asks of this unit.
+    fn occupy(&self, chip: &Chip, instance: &Instance<'_>, occupancy: &mut Occupancy);
 }
 
 /// All units of a core.
@@ -83,12 +88,28 @@ pub fn units() -> [&'static dyn Unit; 2] {
     [&matrix::MatrixUnit, &vector::VectorUnit]
 }
 
-/// What one instance of an operation asks of a core.
+/// What one instance of an operation asks of a core. `value_parts` is the number of programs that share its value columns, `value_columns`
+/// whether the operation has any.
 #[must_use]
 pub fn occupancy(chip: &Chip, op: &OpKind, value_columns: bool, value_parts: u64) -> Occupancy {
+    let registers = vector::registers_of(chip, op);
+    occupancy_of(
+        chip,
+        &Instance {
+            op,
+            registers,
+            value_columns,
+            value_parts,
+        },
+    )
+}
+
+/// As [`occupancy`], where the registers of the tensor are known.
+#[must_use]
+pub fn occupancy_of(chip: &Chip, instance: &Instance<'_>) -> Occupancy {
     let mut occupancy = Occupancy::default();
     for unit in units() {
-        unit.occupy(chip, op, value_columns, value_parts, &mut occupancy);
+        unit.occupy(chip, instance, &mut occupancy);
     }
     occupancy
 }

@@ -4,7 +4,7 @@
 //! of `lanes x sublanes` elements, so small or oddly shaped tensors pay for the rest of the register.
 
 use super::matrix;
-use super::unit::{Occupancy, Unit};
+use super::unit::{Instance, Occupancy, Unit};
 use crate::coefficients::Coefficient;
 use crate::hardware::{Architecture, Chip};
 use crate::kernels::OpKind;
@@ -13,14 +13,13 @@ use crate::kernels::OpKind;
 pub struct VectorUnit;
 
 impl Unit for VectorUnit {
-    fn occupy(
-        &self,
-        chip: &Chip,
-        op: &OpKind,
-        value_columns: bool,
-        value_parts: u64,
-        occupancy: &mut Occupancy,
-    ) {
+    fn occupy(&self, chip: &Chip, instance: &Instance<'_>, occupancy: &mut Occupancy) {
+        let &Instance {
+            op,
+            registers,
+            value_columns,
+            value_parts,
+        } = instance;
         let slots = &chip.vector_unit.slots;
         let latency = &chip.latency;
         let share = if value_columns {
@@ -42,12 +41,11 @@ impl Unit for VectorUnit {
                 } else {
                     *n
                 };
-                let registers =
-                    |rows: u64, columns: u64| registers_in_place(chip, rows as f64, columns as f64);
+                let filled = |rows: u64, columns: u64| registers_in_place(chip, rows as f64, columns as f64);
                 // Operands come from on-chip memory at their own width, results return as f32.
                 let packing = dtype.bytes() as f64 / 4.0;
-                let loaded = (registers(*m, *k) + registers(*k, columns)) * packing;
-                let results = registers(*m, columns);
+                let loaded = (filled(*m, *k) + filled(*k, columns)) * packing;
+                let results = filled(*m, columns);
                 // A GPU accumulates in registers, where the next operation finds the result.
                 let stored = if chip.architecture == Architecture::Tpu {
                     results
@@ -64,12 +62,12 @@ impl Unit for VectorUnit {
                 }
             }
             OpKind::Vector {
-                dims,
                 cost,
                 cross_lane,
                 cross_lane_ops,
+                ..
             } => {
-                let count = registers(chip, dims) * share;
+                let count = registers * share;
                 *alu += count * cost.alu / slots.alu;
                 *transcendental += count * cost.transcendental / slots.transcendental;
                 if let Some([rows, columns]) = *cross_lane {
@@ -124,9 +122,9 @@ fn substitution(chip: &Chip, rows: u64, columns: u64, occupancy: &mut Occupancy)
 }
 
 /// Cycles of the load and store slots of a vector operation on matrices of which a single one fills more registers than a TPU has: each is loaded and stored.
-/// 0 for every other operation. A GPU splits what its registers do not hold over programs.
+/// 0 for every other operation. A GPU splits what its registers do not hold over programs. `registers` are those that all of them fill.
 #[must_use]
-pub fn through_memory(chip: &Chip, op: &OpKind) -> f64 {
+pub fn through_memory(chip: &Chip, op: &OpKind, registers: f64) -> f64 {
     let OpKind::Vector { dims, .. } = op else {
         return 0.0;
     };
@@ -135,8 +133,7 @@ pub fn through_memory(chip: &Chip, op: &OpKind) -> f64 {
     if chip.architecture == Architecture::Gpu || held <= f64::from(chip.vector_unit.registers) {
         return 0.0;
     }
-    let all = registers(chip, dims);
-    traffic(chip, all, all)
+    traffic(chip, registers, registers)
 }
 
 /// Cycles of the load and store slots for `loaded` and `stored` registers; loads and stores issue side by side.
@@ -153,6 +150,15 @@ pub fn registers(chip: &Chip, dims: &[usize]) -> f64 {
         return (dims.iter().map(|&d| d as f64).product::<f64>() / chip.register_elements()).ceil();
     }
     crate::kernels::tiled_elements(chip, dims) / chip.register_elements()
+}
+
+/// Registers that the tensor of a vector operation fills; 0 for other operations.
+#[must_use]
+pub fn registers_of(chip: &Chip, op: &OpKind) -> f64 {
+    match op {
+        OpKind::Vector { dims, .. } => registers(chip, dims),
+        _ => 0.0,
+    }
 }
 
 /// Registers of a tensor whose rows and columns keep their place on sublanes and lanes.

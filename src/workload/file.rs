@@ -1,9 +1,14 @@
 //! A workload file as it is written, and its checks.
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value as Json};
 
-use super::{Numeric, Published, PublishedRow, Workload};
+use super::{DefaultValue, Numeric, Published, PublishedRow, Workload};
 use crate::config::{ConfigError, Document, listed, suggestion};
 use crate::dtype::Dtype;
 use crate::graph::Precision;
@@ -13,7 +18,7 @@ use crate::layer::{
     Attention, DecayGate, FeatureMap, Forgetting, GramVariant, InitialState, InverseVariant, Layer,
     OutputGate, Pass, PivotRow, ReadConvention, Readout, StateFormat, StateProducts, WhiteningSolver,
 };
-use crate::mechanisms::{Granularity, Mechanism, fields, gram_variants};
+use crate::mechanisms::{self, Granularity, Mechanism, fields, gram_variants};
 
 /// A positive whole number up to [`LARGEST_EXTENT`].
 #[derive(Debug, Clone, Copy)]
@@ -44,112 +49,221 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
-#[derive(Debug, Deserialize)]
+impl JsonSchema for Size {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        Cow::Borrowed("Size")
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "integer", "minimum": 1, "maximum": LARGEST_EXTENT })
+    }
+}
+
+/// A workload of tpusim: one layer, how it is fused, the chips it runs on.
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(transform = by_pass)]
 struct WorkloadFile {
+    /// Name of the report folder: letters, digits, `-`, `_` and `.`.
+    #[schemars(regex(pattern = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$"))]
     name: String,
+    /// The layer.
     layer: LayerFile,
+    /// Fusion plans to time.
+    #[schemars(schema_with = "plan_names")]
     plans: Vec<String>,
+    /// What is computed.
     pass: Pass,
+    /// Chips to time it on: shipped names, or paths of hardware files relative to this one.
+    #[schemars(schema_with = "chip_names")]
     hardware: Vec<String>,
+    /// Workload to compare with: a file beside this one, or a shipped name.
     baseline: Option<String>,
+    /// What a program of a kernel with a carried state works on.
     program: Option<ProgramFile>,
+    /// The part of the layer that the numeric check executes.
     numeric: NumericFile,
+    /// Published times to compare with.
     published: Option<PublishedFile>,
     #[serde(default)]
+    /// What in this file is inferred rather than published.
     inferred: Vec<String>,
 }
 
-#[derive(Debug, Deserialize)]
+/// A layer. Fields that a mechanism reads and the file leaves out take the usual value, which is listed in the report.
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(transform = by_mechanism)]
 struct LayerFile {
+    /// Mechanism of the layer.
     mechanism: &'static Mechanism,
+    /// Sequences; 1 beside `sequences`.
     batch: Size,
+    /// Tokens of a sequence; with `sequences` their sum, which may be left out. 1 or left out in a decode step.
     tokens: Option<Size>,
+    /// Lengths of sequences packed one after the other, in tokens.
+    #[schemars(length(min = 1))]
     sequences: Option<Vec<Size>>,
+    /// Rows that packed sequences are padded to: a multiple of the chunk that holds the whole chunks of all of them.
     padded_rows: Option<Size>,
+    /// Tokens before the decoded one, of mechanisms to which positions matter.
     context: Option<Size>,
+    /// Width of the residual stream, in channels.
     model_width: Size,
+    /// Key heads; also query heads but in softmax attention.
     key_heads: Size,
+    /// Value heads: a multiple of `key_heads`.
     value_heads: Option<Size>,
+    /// Query heads of softmax attention: a multiple of `key_heads`.
     query_heads: Option<Size>,
+    /// Channels of a key of one head.
     key_dim: Size,
+    /// Channels of a value of one value head.
     value_dim: Size,
+    /// Tokens of a chunk; a power of two for inverses by matrix products.
     chunk: Option<Size>,
+    /// Decays of a key head, each for a tile of channels: a divisor of `key_dim`.
     decay_tiles: Option<Size>,
+    /// Format of activations in device memory and of matrix operands.
+    #[serde(default)]
+    #[schemars(schema_with = "activation_formats")]
     activations: Option<Dtype>,
+    /// Format of the state between chunks.
     state: Option<StateFormat>,
+    /// Decomposition into bf16 passes of products with an f32 state.
     state_precision: Option<Precision>,
+    /// How the Gram matrices of a chunk are built.
     gram: Option<GramVariant>,
+    /// Row that decays of the factored Grams are taken relative to.
     pivot: Option<PivotRow>,
+    /// How the triangular matrix of a chunk is inverted.
     inverse: Option<InverseVariant>,
+    /// Decomposition into bf16 passes of the products of the inverse.
     inverse_precision: Option<Precision>,
+    /// Terms of the series, with `inverse: neumann`.
     neumann_steps: Option<Size>,
+    /// State that the delta rule predicts from.
     read: Option<ReadConvention>,
+    /// Formula of the log decay.
     decay_gate: Option<DecayGate>,
+    /// Lower bound of the log decay of `decay_gate: bounded`, in nats per token: below zero.
+    #[schemars(extend("exclusiveMaximum" = 0))]
     decay_bound: Option<f64>,
+    /// Step sizes up to 2 instead of 1, which allows negative eigenvalues of the transition.
     negative_eigenvalues: Option<bool>,
+    /// Taps of the causal convolution.
     conv_width: Option<Size>,
+    /// Gate of the output.
     output_gate: Option<OutputGate>,
+    /// Rank of a low-rank output gate.
     gate_rank: Option<Size>,
+    /// Rank of the projection of decays and step sizes.
     decay_rank: Option<Size>,
+    /// Rank of the data-dependent token-shift mixes.
     mix_rank: Option<Size>,
+    /// Feature map of queries and keys.
     feature_map: Option<FeatureMap>,
+    /// Whether outputs are divided by the product of the query with the sum of the keys.
     normaliser: Option<bool>,
+    /// State that the first chunk starts from.
     initial_state: Option<InitialState>,
+    /// Writes per token; the chunk has that many rows per token.
     householder_steps: Option<Size>,
+    /// Where a decode step reads its output from.
     readout: Option<Readout>,
+    /// Unit of the products with the state of a decode step.
     state_products: Option<StateProducts>,
+    /// Query rows of a block of attention.
     block_q: Option<Size>,
+    /// Key rows of a block of attention.
     block_kv: Option<Size>,
+    /// Whether queries see earlier keys only.
     causal: Option<bool>,
+    /// Keys that a query sees, itself included.
     window: Option<Size>,
+    /// Factor of the scores; one over the root of the channels of a key where left out.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     scale: Option<f64>,
+    /// Share of the channels that positions rotate, from 0 to 1.
+    #[schemars(range(min = 0.0, max = 1.0))]
     rotary: Option<f64>,
+    /// Base of the frequencies of the rotation.
+    #[schemars(extend("exclusiveMinimum" = 1))]
     rotary_base: Option<f64>,
+    /// Scores scaled with the logarithm of the number of keys.
     ssmax: Option<bool>,
+    /// RMS norm of queries and keys.
     qk_norm: Option<bool>,
+    /// Channels of the latent that keys and values come from.
     latent_rank: Option<Size>,
+    /// Channels of a key that carry its position and bypass the latent.
     decoupled_dim: Option<Size>,
+    /// How the covariance forgets.
     forgetting: Option<Forgetting>,
+    /// Steps of conjugate gradients.
     cg_steps: Option<Size>,
+    /// Solver of the whitened write keys.
     whitening: Option<WhiteningSolver>,
+    /// Chunks between two refreshes of the whitening.
     whitening_refresh: Option<Size>,
+    /// Decomposition into bf16 passes of the products of the solver.
     whitening_precision: Option<Precision>,
 }
 
 /// What a program of a kernel with a carried state works on.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ProgramFile {
+    /// Key heads: a divisor of those of the layer.
     heads: Size,
-    /// Rounded down to whole chunks, at least one.
+    /// Tokens, rounded down to whole chunks, at least one.
     tokens: Size,
 }
 
-#[derive(Debug, Deserialize)]
+/// What the numeric check executes.
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct NumericFile {
+    /// Tokens; steps of a decode.
     tokens: Size,
+    /// Key heads.
     key_heads: Size,
+    /// Seed of the inputs.
     seed: u64,
 }
 
-#[derive(Debug, Clone, Copy, Deserialize)]
+/// Unit of published times.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 enum TimeUnit {
+    /// Microseconds.
     #[serde(rename = "us")]
     Microseconds,
+    /// Milliseconds.
     #[serde(rename = "ms")]
     Milliseconds,
 }
 
-#[derive(Debug, Deserialize)]
+/// Times that somebody published.
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct PublishedFile {
+    /// Where the times are printed.
     source: String,
+    /// Chip they hold for.
     chip: String,
+    /// Unit of the times.
     unit: TimeUnit,
+    /// Times of the rows of the unfused plan.
+    #[schemars(schema_with = "row_times")]
+    #[serde(default)]
     unfused: Option<std::collections::BTreeMap<String, f64>>,
+    /// Times of the rows of the fused plan.
+    #[schemars(schema_with = "row_times")]
+    #[serde(default)]
     fused: Option<std::collections::BTreeMap<String, f64>>,
 }
 
@@ -163,6 +277,135 @@ const LARGEST_CHUNK: usize = 4096;
 const LARGEST_PROGRAM: usize = 256;
 /// Largest count of multiply-adds of a layer: far above any machine, and a sum of many such counts stays below 2^64.
 const LARGEST_LAYER: f64 = (1_u64 << 56) as f64;
+
+/// Formats that activations can have.
+const ACTIVATIONS: [Dtype; 5] = [
+    Dtype::Bf16,
+    Dtype::F16,
+    Dtype::F32,
+    Dtype::Fp8E4m3,
+    Dtype::Fp8E5m2,
+];
+
+fn activation_formats(_: &mut SchemaGenerator) -> Schema {
+    let names = ACTIVATIONS.map(|dtype| Json::from(dtype.name()));
+    json_schema!({ "enum": names.into_iter().chain([Json::Null]).collect::<Vec<_>>() })
+}
+
+/// Schema of a list of plans.
+pub(super) fn plan_names(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "array", "minItems": 1, "items": { "enum": Plan::NAMES } })
+}
+
+/// Schema of a list of chips: any text, shipped names first.
+pub(super) fn chip_names(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "minItems": 1,
+        "items": { "anyOf": [{ "enum": hardware::shipped() }, { "type": "string" }] },
+    })
+}
+
+fn row_times(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": ["object", "null"],
+        "additionalProperties": { "type": "number", "exclusiveMinimum": 0 },
+    })
+}
+
+/// `{ "if": a field is one of these, "then": these must not be there and those must }`.
+fn condition<'a>(
+    field: &str,
+    values: &[&str],
+    forbidden: impl Iterator<Item = &'a str>,
+    required: &[&str],
+) -> Json {
+    let forbidden: Map<String, Json> = forbidden
+        .map(|name| (name.to_owned(), Json::Bool(false)))
+        .collect();
+    serde_json::json!({
+        "if": { "properties": { field: { "enum": values } }, "required": [field] },
+        "then": { "properties": forbidden, "required": required },
+    })
+}
+
+/// Which fields each mechanism reads, and those that have no usual value.
+fn by_mechanism(schema: &mut Schema) {
+    let optional: BTreeSet<&str> = optional_fields().collect();
+    let rules: Vec<Json> = mechanisms::ALL
+        .iter()
+        .map(|mechanism| {
+            let unread = optional.iter().copied().filter(|field| !mechanism.uses(field));
+            let needed: Vec<&str> = [
+                "query_heads",
+                "value_heads",
+                "decay_tiles",
+                "latent_rank",
+                "decoupled_dim",
+            ]
+            .into_iter()
+            .filter(|field| mechanism.uses(field))
+            .collect();
+            condition("mechanism", &[mechanism.name], unread, &needed)
+        })
+        .chain([condition(
+            "inverse",
+            &["neumann"],
+            std::iter::empty(),
+            &["neumann_steps"],
+        )])
+        .collect();
+    schema.insert("allOf".to_owned(), Json::Array(rules));
+}
+
+/// Which fields each pass reads, and those that a forward pass needs.
+fn by_pass(schema: &mut Schema) {
+    let optional: BTreeSet<&str> = optional_fields().collect();
+    let rules: Vec<Json> = [(Pass::Forward, "forward"), (Pass::Decode, "decode")]
+        .into_iter()
+        .map(|(pass, name)| {
+            let forbidden: Map<String, Json> = optional
+                .iter()
+                .filter(|field| unread(pass, field))
+                .map(|field| ((*field).to_owned(), Json::Bool(false)))
+                .collect();
+            let mut layer = serde_json::json!({ "properties": forbidden });
+            if pass == Pass::Forward {
+                let chunked: Vec<&str> = mechanisms::ALL
+                    .iter()
+                    .filter(|mechanism| mechanism.uses("chunk"))
+                    .map(|mechanism| mechanism.name)
+                    .collect();
+                layer["anyOf"] =
+                    serde_json::json!([{ "required": ["tokens"] }, { "required": ["sequences"] }]);
+                layer["allOf"] = Json::Array(vec![condition(
+                    "mechanism",
+                    &chunked,
+                    std::iter::empty(),
+                    &["chunk"],
+                )]);
+            }
+            serde_json::json!({
+                "if": { "properties": { "pass": { "const": name } }, "required": ["pass"] },
+                "then": { "properties": { "layer": layer } },
+            })
+        })
+        .collect();
+    schema.insert("allOf".to_owned(), Json::Array(rules));
+}
+
+/// JSON schema of a workload file, from the structs that read it.
+pub(super) fn schema(generator: SchemaGenerator) -> Schema {
+    generator.into_root_schema_for::<WorkloadFile>()
+}
+
+/// Whether a document has the keys of a workload, each with a value of the right kind; what the values mean together is not looked at.
+///
+/// # Errors
+/// At the first key or value that does not fit.
+pub fn check_schema(document: &Document) -> Result<(), ConfigError> {
+    document.deserialize::<WorkloadFile>().map(drop)
+}
 
 /// Reads and checks a workload.
 ///
@@ -220,7 +463,10 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
         }
     } else {
         if file.pass == Pass::Forward && file.layer.mechanism.uses("chunk") {
-            defaults.push("program: one head and one chunk (default)".to_owned());
+            defaults.push(DefaultValue {
+                field: "program".to_owned(),
+                value: "one head and one chunk".to_owned(),
+            });
         }
         Program { heads: 1, chunks: 1 }
     };
@@ -477,7 +723,7 @@ fn layer(
     file: &LayerFile,
     pass: Pass,
     document: &Document,
-    defaults: &mut Vec<String>,
+    defaults: &mut Vec<DefaultValue>,
     errors: &mut Vec<ConfigError>,
 ) -> Option<Layer> {
     let before = errors.len();
@@ -547,15 +793,19 @@ fn layer(
         );
     }
     for field in optional_fields() {
-        if !mechanism.uses(field) && document.node(&format!("layer.{field}")).is_some() {
-            let message = format!("`{}` does not read `{field}`; remove the key", mechanism.name);
-            errors.push(document.error_at_key(&format!("layer.{field}"), message));
-        } else if document.node(&format!("layer.{field}")).is_some() && unread(pass, field) {
+        let (used, unread) = (mechanism.uses(field), unread(pass, field));
+        if (used && !unread) || document.node(&format!("layer.{field}")).is_none() {
+            continue;
+        }
+        if used {
             let pass = match pass {
                 Pass::Forward => "forward",
                 Pass::Decode => "decode",
             };
             let message = format!("`pass: {pass}` does not read `{field}`; remove the key");
+            errors.push(document.error_at_key(&format!("layer.{field}"), message));
+        } else {
+            let message = format!("`{}` does not read `{field}`; remove the key", mechanism.name);
             errors.push(document.error_at_key(&format!("layer.{field}"), message));
         }
     }
@@ -764,11 +1014,12 @@ fn layer(
         }
         (_, None) => 0,
     };
-    if matches!(activations, Dtype::F64 | Dtype::Int8) {
+    if !ACTIVATIONS.contains(&activations) {
         complain(
             "activations",
             format!(
-                "`{activations}` is no format for activations; one of `bf16`, `f16`, `f32`, `fp8_e4m3`, `fp8_e5m2`"
+                "`{activations}` is no format for activations; one of {}",
+                listed(ACTIVATIONS.map(Dtype::name))
             ),
         );
     }
@@ -1056,7 +1307,7 @@ fn unread(pass: Pass, field: &str) -> bool {
 struct Defaults<'a> {
     mechanism: &'static Mechanism,
     pass: Pass,
-    list: &'a mut Vec<String>,
+    list: &'a mut Vec<DefaultValue>,
 }
 
 impl Defaults<'_> {
@@ -1065,8 +1316,10 @@ impl Defaults<'_> {
         written.unwrap_or_else(|| {
             if self.mechanism.uses(field) && !unread(self.pass, field) {
                 let value = serde_json::to_string(&usual).unwrap_or_default();
-                self.list
-                    .push(format!("layer.{field}: {} (default)", value.trim_matches('"')));
+                self.list.push(DefaultValue {
+                    field: format!("layer.{field}"),
+                    value: value.trim_matches('"').to_owned(),
+                });
             }
             usual
         })

@@ -102,6 +102,50 @@ const SHIPPED_STACKS: &[(&str, &str)] = &[
     ),
 ];
 
+/// The shipped studies, in the folder `studies`.
+const SHIPPED_STUDIES: &[(&str, &str)] = &[
+    (
+        "decay_tiles",
+        include_str!("../../workloads/studies/decay_tiles.yaml"),
+    ),
+    (
+        "head_sharing",
+        include_str!("../../workloads/studies/head_sharing.yaml"),
+    ),
+    ("chunk", include_str!("../../workloads/studies/chunk.yaml")),
+    (
+        "state_format",
+        include_str!("../../workloads/studies/state_format.yaml"),
+    ),
+    (
+        "gram_and_inverse",
+        include_str!("../../workloads/studies/gram_and_inverse.yaml"),
+    ),
+    ("fusion", include_str!("../../workloads/studies/fusion.yaml")),
+    (
+        "matrix_side",
+        include_str!("../../workloads/studies/matrix_side.yaml"),
+    ),
+    (
+        "matrix_to_vector",
+        include_str!("../../workloads/studies/matrix_to_vector.yaml"),
+    ),
+    (
+        "hbm_bandwidth",
+        include_str!("../../workloads/studies/hbm_bandwidth.yaml"),
+    ),
+    (
+        "kda_to_sla",
+        include_str!("../../workloads/studies/kda_to_sla.yaml"),
+    ),
+];
+
+/// Names of the shipped studies.
+#[must_use]
+pub fn shipped_studies() -> Vec<&'static str> {
+    SHIPPED_STUDIES.iter().map(|(name, _)| *name).collect()
+}
+
 /// Names of the shipped stacks.
 #[must_use]
 pub fn shipped_stacks() -> Vec<&'static str> {
@@ -114,12 +158,13 @@ pub fn shipped() -> Vec<&'static str> {
     SHIPPED.iter().map(|(name, _)| *name).collect()
 }
 
-/// Text of a shipped workload or stack.
+/// Text of a shipped workload, stack or study.
 #[must_use]
 pub fn shipped_text(name: &str) -> Option<&'static str> {
     SHIPPED
         .iter()
         .chain(SHIPPED_STACKS)
+        .chain(SHIPPED_STUDIES)
         .find(|(candidate, _)| *candidate == name)
         .map(|(_, text)| *text)
 }
@@ -130,7 +175,8 @@ pub(super) fn read(name_or_path: &str) -> Result<Document, ConfigError> {
         let stem = Path::new(name_or_path)
             .strip_prefix("workloads")
             .ok()
-            .and_then(|p| p.to_str());
+            .and_then(|p| p.to_str())
+            .map(|name| name.strip_prefix("studies/").unwrap_or(name));
         if let (false, Some(text)) = (
             Path::new(name_or_path).exists(),
             stem.and_then(|s| s.strip_suffix(".yaml")).and_then(shipped_text),
@@ -140,9 +186,14 @@ pub(super) fn read(name_or_path: &str) -> Result<Document, ConfigError> {
         return Document::read(name_or_path);
     }
     if let Some(text) = shipped_text(name_or_path) {
-        Document::parse(&format!("workloads/{name_or_path}.yaml"), text)
+        let folder = if shipped_studies().contains(&name_or_path) {
+            "workloads/studies"
+        } else {
+            "workloads"
+        };
+        Document::parse(&format!("{folder}/{name_or_path}.yaml"), text)
     } else {
-        let names = [shipped(), shipped_stacks()].concat();
+        let names = [shipped(), shipped_stacks(), shipped_studies()].concat();
         let tail = suggestion(name_or_path, &names, "shipped");
         let message = format!("unknown workload `{name_or_path}`; {tail}; a path to a file ends in `.yaml`");
         Err(ConfigError::argument(message))
@@ -160,6 +211,22 @@ pub fn load<S: AsRef<str>>(name_or_path: &str, overrides: &[S]) -> Result<(Workl
     }
     let workload = resolve(&document)?;
     Ok((workload, document))
+}
+
+/// The file called `name_or_path`, of a workload or of a stack, without any check of its values.
+///
+/// # Errors
+/// For an unknown name and an unreadable file.
+pub fn read_document(name_or_path: &str) -> Result<Document, ConfigError> {
+    read(name_or_path)
+}
+
+/// The workload that a document describes.
+///
+/// # Errors
+/// For every value that does not fit.
+pub fn from_document(document: &Document) -> Result<Workload, ConfigError> {
+    resolve(document)
 }
 
 /// The baseline of a workload that was loaded from `of`: a path relative to that file, or a shipped name.
@@ -185,7 +252,8 @@ pub fn load_baseline(name: &str, of: &str, document: &Document) -> Result<(Workl
 /// What `name` means in the file `of`: a path relative to that file, a path, or a shipped name; `None` for a path to nothing.
 ///
 /// The shipped file of that name stands in where the folder has none: a copied workload keeps its baseline.
-pub(super) fn beside(name: &str, of: &str) -> Option<String> {
+#[must_use]
+pub fn beside(name: &str, of: &str) -> Option<String> {
     let beside: Option<PathBuf> = is_path(of)
         .then(|| Path::new(of).parent().map(|p| p.join(name)))
         .flatten();

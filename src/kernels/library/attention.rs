@@ -302,8 +302,6 @@ fn on_tpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
 
 /// Groups of warps of a kernel with asynchronous products, each with rows of its own, that take turns: the softmax of one beside the products of the other.
 const GPU_GROUPS: u64 = 2;
-/// Shared memory of a multiprocessor from which on products are issued asynchronously: it tells the generations of data-centre GPUs apart.
-const ASYNCHRONOUS_FROM_BYTES: f64 = 200.0 * 1024.0;
 /// Waits of a program of a GPU for device memory before its first product and after its last: start, descriptors, queries, first keys, the way of the output out.
 const GPU_EXPOSED_LOADS: f64 = 5.0;
 /// Stages of key and value blocks in the shared memory of the other kernels.
@@ -339,8 +337,7 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
         return Err(CaseError::Unsupported(format!("`{}` runs on GPUs only", case.op)));
     }
     let backward = case.op == "sdpa_causal_bwd";
-    let asynchronous =
-        case.op != "flash_attention_triton" && case.chip.on_chip.capacity.get() >= ASYNCHRONOUS_FROM_BYTES;
+    let asynchronous = case.op != "flash_attention_triton" && case.chip.matrix_unit.asynchronous;
     let (rows, columns) = match case.op {
         // Blocks of the library are not known; these are usual for 64 to 256 channels.
         "attention_cudnn" | "sdpa_causal" => (128, 128),

@@ -14,9 +14,6 @@ pub(super) const FAMILY: Family = Family {
 pub(super) const SLICE_ROWS: u64 = 128;
 /// Sides and depths of a tile that XLA's products on a TPU are offered.
 const TPU_TILES: [u64; 6] = [128, 256, 512, 1024, 2048, 4096];
-/// On-chip memory that XLA gives an operation, at least, and the share of a larger memory. Source: default limits of its compiler, 16 MiB of 16 to 128, 32 MiB of 128.
-const SCOPED_BYTES: u64 = 16 << 20;
-const SCOPED_SHARE: u64 = 4;
 /// Time a step costs beyond its work, as far as the choice of the tile is concerned, in seconds.
 const STEP_SECONDS: f64 = 0.35e-6;
 
@@ -150,8 +147,7 @@ pub(super) fn kernel(
 fn tpu_tiles(case: &Case<'_>, shape: Shape, traffic: Traffic) -> [u64; 3] {
     let Shape { batch, m, k, n } = shape;
     let chip = case.chip;
-    let capacity = chip.on_chip.capacity.get() as u64;
-    let scoped = (capacity / SCOPED_SHARE).max(SCOPED_BYTES.min(capacity));
+    let scoped = chip.on_chip.scoped().get();
     let cores = u64::from(chip.cores_per_device);
     let flops = 2.0 * batch as f64 * m as f64 * k as f64 * n as f64 * f64::from(traffic.passes);
     let peak = chip
@@ -171,7 +167,7 @@ fn tpu_tiles(case: &Case<'_>, shape: Shape, traffic: Traffic) -> [u64; 3] {
                 let [rows, depth, columns] =
                     [m.div_ceil(tiles[0]), k.div_ceil(tiles[1]), n.div_ceil(tiles[2])];
                 let blocks = (rows * depth) as f64 * a + (depth * columns) as f64 * b;
-                if 2.0 * blocks + (rows * columns * 4) as f64 > scoped as f64 {
+                if 2.0 * blocks + (rows * columns * 4) as f64 > scoped {
                     continue;
                 }
                 let outputs = batch * tiles[0] * tiles[2];

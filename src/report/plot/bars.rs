@@ -3,7 +3,7 @@
 use plotters::backend::DrawingBackend;
 use plotters::style::RGBColor;
 
-use super::canvas::{self, Anchor, Canvas, Picture, Place, PlotError, Type, text_width};
+use super::canvas::{self, Anchor, Canvas, Hit, Picture, Place, PlotError, Type, text_width};
 use super::theme::{Palette, STAGES, Theme, ink_on};
 use crate::report::format::{self, TimeUnit, three_digits};
 use crate::report::result::{PlanResult, RunResult};
@@ -46,15 +46,39 @@ struct Bars<'a> {
     total_width: f64,
 }
 
+/// Stage and title of every stage of a run, in order of first appearance; the place gives the colour.
+pub(super) fn stages(result: &RunResult) -> Vec<(String, String)> {
+    let mut stages: Vec<(String, String)> = Vec::new();
+    let plans = result.chips.iter().flat_map(|chip| &chip.plans);
+    for row in plans.flat_map(|plan| &plan.stages) {
+        if !stages.iter().any(|(stage, _)| *stage == row.stage) {
+            stages.push((row.stage.clone(), row.title.clone()));
+        }
+    }
+    stages
+}
+
+/// Colour of a stage by its place.
+pub(super) fn stage_color(index: usize) -> RGBColor {
+    STAGES
+        .get(index % STAGES.len())
+        .copied()
+        .unwrap_or(RGBColor(120, 120, 130))
+}
+
+/// The round number, one, two or five times a power of ten, that is not below `rough`.
+pub(super) fn tick_step(rough: f64) -> f64 {
+    let power = 10_f64.powf(rough.log10().floor());
+    [1.0, 2.0, 5.0]
+        .map(|part| part * power)
+        .into_iter()
+        .find(|step| *step >= rough)
+        .unwrap_or(10.0 * power)
+}
+
 impl<'a> Bars<'a> {
     fn new(result: &'a RunResult, theme: Theme, width: f64) -> Self {
         let plans = || result.chips.iter().flat_map(|chip| &chip.plans);
-        let mut stages: Vec<(String, String)> = Vec::new();
-        for row in plans().flat_map(|plan| &plan.stages) {
-            if !stages.iter().any(|(stage, _)| *stage == row.stage) {
-                stages.push((row.stage.clone(), row.title.clone()));
-            }
-        }
         let unit = TimeUnit::for_times(plans().map(|plan| plan.total_us));
         let widest = |texts: &mut dyn Iterator<Item = f64>| texts.fold(0.0, f64::max);
         let label_width = widest(&mut plans().map(|plan| text_width(&plan.name, BODY)));
@@ -64,7 +88,7 @@ impl<'a> Bars<'a> {
             palette: theme.palette(),
             width,
             unit,
-            stages,
+            stages: stages(result),
             label_width,
             total_width,
         }
@@ -94,13 +118,14 @@ impl<'a> Bars<'a> {
         if longest <= 0.0 {
             return (1.0, 1.0);
         }
-        let rough = longest / if self.width > 600.0 { 8.0 } else { 5.0 };
-        let power = 10_f64.powf(rough.log10().floor());
-        let step = [1.0, 2.0, 5.0, 10.0]
-            .map(|part| part * power)
-            .into_iter()
-            .find(|step| *step >= rough);
-        (step.unwrap_or(10.0 * power), longest)
+        let step = tick_step(longest / if self.width > 600.0 { 8.0 } else { 5.0 });
+        (step, longest)
+    }
+
+    /// Where a time stands on an axis up to `longest`.
+    fn at(&self, us: f64, longest: f64) -> f64 {
+        let us = if us.is_finite() { us } else { 0.0 };
+        self.left() + (self.right() - self.left()) * (us / longest)
     }
 
     /// Place of every entry of the key, and its height.
@@ -147,13 +172,6 @@ impl<'a> Bars<'a> {
             .any(|plan| plan.published_us.is_some())
     }
 
-    fn color(index: usize) -> RGBColor {
-        STAGES
-            .get(index % STAGES.len())
-            .copied()
-            .unwrap_or(RGBColor(120, 120, 130))
-    }
-
     fn draw_bar<B: DrawingBackend>(
         &self,
         canvas: &Canvas<B>,
@@ -181,7 +199,7 @@ impl<'a> Bars<'a> {
                 .iter()
                 .position(|(stage, _)| *stage == row.stage)
                 .unwrap_or(0);
-            let color = Self::color(index);
+            let color = stage_color(index);
             let (from, to) = (at(start), at(start + row.time_us));
             canvas.block((from, top), (to, top + BAR), color)?;
             if start > 0.0 {
@@ -202,10 +220,11 @@ impl<'a> Bars<'a> {
         }
         let mut end = at(plan.total_us);
         if let (Some(low), Some(high)) = (plan.low_us, plan.high_us) {
-            let (low, high, middle) = (at(low), at(high), top + BAR / 2.0);
+            // Under the bar, where it crosses no name.
+            let (low, high, middle) = (at(low), at(high), top + BAR + 1.5);
             canvas.line(&[(low, middle), (high, middle)], palette.ink, 1.0)?;
             for x in [low, high] {
-                canvas.line(&[(x, middle - 4.0), (x, middle + 4.0)], palette.ink, 1.0)?;
+                canvas.line(&[(x, middle - 2.0), (x, middle + 2.0)], palette.ink, 1.0)?;
             }
             end = end.max(high);
         }
@@ -254,7 +273,7 @@ impl Picture for Bars<'_> {
         let (items, top) = self.key();
         for (index, text, x, y) in items {
             if index < usize::MAX - 1 {
-                canvas.block((x, y - 9.0), (x + 11.0, y + 2.0), Self::color(index))?;
+                canvas.block((x, y - 9.0), (x + 11.0, y + 2.0), stage_color(index))?;
             } else if index == usize::MAX {
                 canvas.line(&[(x + 5.5, y - 9.0), (x + 5.5, y + 2.0)], palette.ink, 1.5)?;
                 canvas.polygon(
@@ -265,10 +284,7 @@ impl Picture for Bars<'_> {
             canvas.text(&text, (x + 17.0, y), BODY, Anchor::Start, palette.ink)?;
         }
         let (step, longest) = self.axis();
-        let at = |us: f64| {
-            let us = if us.is_finite() { us } else { 0.0 };
-            self.left() + (self.right() - self.left()) * (us / longest)
-        };
+        let at = |us: f64| self.at(us, longest);
         let bottom = self.size().1 - AXIS + 4.0;
         let decimals = if self.unit == TimeUnit::Milli { 1000.0 } else { 1.0 };
         // Ticks past the end of the longest bar would stand among the totals.
@@ -310,6 +326,32 @@ impl Picture for Bars<'_> {
         }
         Ok(())
     }
+
+    fn hits(&self) -> Vec<Hit> {
+        let (_, longest) = self.axis();
+        let mut hits = Vec::new();
+        let mut y = self.key().1;
+        for chip in &self.result.chips {
+            y += CHIP_HEAD;
+            for plan in &chip.plans {
+                let mut start = 0.0;
+                for row in plan
+                    .stages
+                    .iter()
+                    .filter(|row| row.time_us.is_finite() && row.time_us > 0.0)
+                {
+                    let end = start + row.time_us;
+                    hits.push(Hit {
+                        corners: ((self.at(start, longest), y), (self.at(end, longest), y + BAR)),
+                        text: format::stage_words(chip, plan, row),
+                    });
+                    start = end;
+                }
+                y += BAR_STEP;
+            }
+        }
+        hits
+    }
 }
 
 #[cfg(test)]
@@ -327,8 +369,10 @@ mod tests {
             .map(|plan| plan.stages.len())
             .sum();
         let (wide, narrow) = page(&result)?;
-        for picture in [wide, narrow, svg(&result, Theme::Dark)?] {
-            assert_eq!(picture.matches("<rect").count(), rows + 7 + 1);
+        // In a page every block can be pointed at, in a file nothing can.
+        for (picture, hits) in [(wide, rows), (narrow, rows), (svg(&result, Theme::Dark)?, 0)] {
+            assert_eq!(picture.matches("<rect class=\"hit\"").count(), hits);
+            assert_eq!(picture.matches("<rect").count(), rows + 7 + 1 + hits);
         }
         Ok(())
     }

@@ -139,6 +139,42 @@ pub(crate) trait Picture {
     fn label(&self) -> String;
     /// Draws it.
     fn draw<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> Result<(), PlotError>;
+    /// What can be pointed at, in a page.
+    fn hits(&self) -> Vec<Hit> {
+        Vec::new()
+    }
+}
+
+/// A place of a picture that says more when it is pointed at.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Hit {
+    /// Corner at the left top and corner at the right bottom, in logical units.
+    pub(crate) corners: ((f64, f64), (f64, f64)),
+    /// What it says, in lines.
+    pub(crate) text: String,
+}
+
+impl Hit {
+    /// A square of the given half side around a point.
+    pub(crate) fn around((x, y): (f64, f64), half: f64, text: String) -> Self {
+        Self {
+            corners: ((x - half, y - half), (x + half, y + half)),
+            text,
+        }
+    }
+
+    fn svg(&self) -> String {
+        let ((left, top), (right, bottom)) = self.corners;
+        let device = |value: f64| (value * SCALE).round().max(0.0);
+        format!(
+            "<rect class=\"hit\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"transparent\"><title>{}</title></rect>\n",
+            device(left),
+            device(top),
+            device(right - left).max(1.0),
+            device(bottom - top).max(1.0),
+            crate::report::html::escape_lines(&self.text)
+        )
+    }
 }
 
 fn device_size(picture: &impl Picture) -> (u32, u32) {
@@ -177,16 +213,66 @@ pub(crate) fn svg(picture: &impl Picture, place: Place) -> Result<String, PlotEr
     let (width, height) = size;
     let extent = match place {
         Place::File => format!(
-            "width=\"{}\" height=\"{}\" xmlns=\"http://www.w3.org/2000/svg\"",
+            "width=\"{}\" height=\"{}\" xmlns=\"http://www.w3.org/2000/svg\" font-family=\"{FAMILY}\"",
             f64::from(width) / SCALE,
             f64::from(height) / SCALE
         ),
         Place::Page => format!("style=\"max-width:{}px\"", f64::from(width) / SCALE),
     };
     let label = crate::report::html::escape(&picture.label());
+    let mut body = compact(body);
+    let hits = match place {
+        Place::File => Vec::new(),
+        Place::Page => picture.hits(),
+    };
+    let role = if hits.is_empty() { "img" } else { "group" };
+    if let Some(end) = body.rfind("</svg>") {
+        let hits: String = hits.iter().map(Hit::svg).collect();
+        body.insert_str(end, &hits);
+    }
     Ok(format!(
-        "<svg {extent} viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{label}\">\n{body}"
+        "<svg {extent} viewBox=\"0 0 {width} {height}\" role=\"{role}\" aria-label=\"{label}\">\n{body}"
     ))
+}
+
+/// The same picture in fewer bytes: attributes that say nothing go, the fonts stand in the first tag, and lines of one style that follow each other,
+/// such as dashes, are one path.
+fn compact(body: &str) -> String {
+    const LINE: &str = "<polyline fill=\"none\" opacity=\"1\" ";
+    let family = format!(" font-family=\"{FAMILY}\"");
+    let mut out = String::with_capacity(body.len() / 2);
+    let mut open: Option<&str> = None;
+    for line in body.lines() {
+        let drawn = line
+            .strip_prefix(LINE)
+            .and_then(|rest| rest.strip_suffix(" \"/>"))
+            .and_then(|rest| rest.split_once(" points=\""));
+        let style = drawn.map(|(style, _)| style);
+        if open.is_some() && open != style {
+            out.push_str("\"/>\n");
+        }
+        if let Some((style, points)) = drawn {
+            if open != Some(style) {
+                out.push_str("<path fill=\"none\" ");
+                out.push_str(style);
+                out.push_str(" d=\"");
+            }
+            out.push('M');
+            out.push_str(&points.replace(' ', "L"));
+        } else if line.starts_with('<') {
+            // Only in a tag: a text is what it is.
+            out.push_str(&line.replace(&family, "").replace(" opacity=\"1\"", ""));
+            out.push('\n');
+        } else {
+            out.push_str(line);
+            out.push('\n');
+        }
+        open = style;
+    }
+    if open.is_some() {
+        out.push_str("\"/>\n");
+    }
+    out
 }
 
 /// Writes the picture as PNG of twice its size.
@@ -397,6 +483,23 @@ mod tests {
         assert!(text_width("m", kind) > 2.0 * text_width("i", kind));
         // A digit of the bundled font is 0.636 em wide.
         assert!((text_width("0000000000", kind) - 63.6).abs() < 0.2);
+    }
+
+    #[test]
+    fn lines_of_one_style_become_one_path() {
+        let dash = |from: u32| {
+            format!(
+                "<polyline fill=\"none\" opacity=\"1\" stroke=\"#000000\" stroke-width=\"2\" points=\"{from},1 {},1 \"/>\n",
+                from + 2
+            )
+        };
+        let text = "<text x=\"0\" opacity=\"1\">\n opacity=\"1\"\n</text>\n";
+        assert_eq!(
+            compact(&format!("{}{}{text}{}", dash(0), dash(4), dash(8))),
+            "<path fill=\"none\" stroke=\"#000000\" stroke-width=\"2\" d=\"M0,1L2,1M4,1L6,1\"/>\n\
+             <text x=\"0\">\n opacity=\"1\"\n</text>\n\
+             <path fill=\"none\" stroke=\"#000000\" stroke-width=\"2\" d=\"M8,1L10,1\"/>\n"
+        );
     }
 
     #[test]

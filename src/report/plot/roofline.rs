@@ -10,8 +10,8 @@ use std::path::Path;
 use plotters::backend::DrawingBackend;
 use plotters::style::RGBColor;
 
-use super::canvas::{self, Anchor, Canvas, Picture, Place, PlotError, Type, text_width};
-use super::place::{self, Area, FIRM, Placer, SOFT};
+use super::canvas::{self, Anchor, Canvas, Hit, Picture, Place, PlotError, Type, text_width};
+use super::place::{self, Area, Candidate, FIRM, Placer, SOFT, SOLID};
 use super::theme::{Palette, Theme};
 use crate::report::format::{self, TimeUnit, three_digits};
 use crate::report::result::{Bound, ChipResult, PlanResult, Roof, RunResult, StageResult};
@@ -23,6 +23,8 @@ pub struct Options {
     pub plans: Vec<String>,
     /// Colours.
     pub theme: Theme,
+    /// Leaves out title and layer, for a figure with a caption.
+    pub untitled: bool,
 }
 
 /// The sheet of all chips as SVG.
@@ -90,16 +92,17 @@ const TABLE_BOUND: f64 = 74.0;
 /// A numbered row of the table: the same plan and stage on every chip.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
-    plan: String,
+    pub(crate) plan: String,
     plan_index: usize,
-    stage: String,
+    pub(crate) stage: String,
     /// Which one of the rows of that stage, where a plan has several.
     occurrence: usize,
-    title: String,
+    pub(crate) title: String,
 }
 
 impl Entry {
-    fn row<'a>(&self, chip: &'a ChipResult) -> Option<&'a StageResult> {
+    /// The row on a chip, where it has it.
+    pub(crate) fn row<'a>(&self, chip: &'a ChipResult) -> Option<&'a StageResult> {
         let plan = chip.plans.iter().find(|plan| plan.name == self.plan)?;
         plan.stages
             .iter()
@@ -135,13 +138,14 @@ struct Axes {
 struct Sheet<'a> {
     result: &'a RunResult,
     palette: &'static Palette,
+    untitled: bool,
     plans: Vec<String>,
     entries: Vec<Entry>,
     axes: Axes,
 }
 
-/// A text that was given a place: where its baseline starts or ends, and its colour.
-type Name = (String, (f64, f64), Anchor, RGBColor);
+/// A text that was given a place: where its baseline starts, and its colour.
+type Name = (String, (f64, f64), RGBColor);
 
 /// Where a stage stands: operations per HBM byte and tera-operations per second. None where it has no time or
 /// no traffic.
@@ -152,27 +156,83 @@ fn position(row: &StageResult) -> Option<(f64, f64)> {
     (drawable(intensity) && drawable(tera)).then_some((intensity, tera))
 }
 
-/// Roofs of one rate share one line.
+/// A horizontal roof; formats of one rate share one.
 struct Line {
     name: String,
+    /// Datasheet rate at the clock of the run, in tera-operations per second.
+    datasheet: f64,
+    /// What of it a program reaches.
     tera: f64,
     color: RGBColor,
 }
 
+impl Line {
+    /// Name, achievable and datasheet rate.
+    fn label(&self) -> String {
+        format!("{} {}", self.name, of(self.tera, self.datasheet))
+    }
+}
+
+/// What of a rate is achievable, in words.
+fn of(achievable: f64, datasheet: f64) -> String {
+    format!("{} of {}", three_digits(achievable), three_digits(datasheet))
+}
+
+/// A slanted roof.
+struct Slope {
+    /// Name, achievable and datasheet bandwidth.
+    label: [String; 3],
+    /// Datasheet bandwidth, in tera-bytes per second.
+    datasheet: f64,
+    /// What of it a program reaches.
+    tera: f64,
+    color: RGBColor,
+}
+
+/// HBM, then on-chip memory.
+fn slopes(chip: &ChipResult, palette: &Palette) -> Vec<Slope> {
+    let roofs = &chip.roofs;
+    let (hbm, on_chip) = (roofs.hbm_datasheet, roofs.on_chip.per_second);
+    let slope = |name: &str, achievable: f64, datasheet: f64, (unit, scale): (&str, f64), color| Slope {
+        label: [
+            name.to_owned(),
+            format!("{} of", three_digits(achievable * scale)),
+            format!("{} {unit}", three_digits(datasheet * scale)),
+        ],
+        datasheet: datasheet * 1e-12,
+        tera: achievable * 1e-12,
+        color,
+    };
+    vec![
+        slope("HBM", roofs.hbm_achievable, hbm, ("GB/s", 1e-9), palette.hbm),
+        slope(
+            &roofs.on_chip.name,
+            roofs.issue_efficiency * on_chip,
+            on_chip,
+            ("TB/s", 1e-12),
+            palette.vmem,
+        ),
+    ]
+}
+
 fn lines(chip: &ChipResult, palette: &Palette) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
+    let achieved = chip.roofs.issue_efficiency;
     let drawable = |roof: &&Roof| roof.per_second.is_finite() && roof.per_second > 0.0;
     for roof in chip.roofs.matrix.iter().filter(drawable) {
         let tera = roof.per_second * 1e-12;
-        let format = roof.name.strip_prefix("mxu ").unwrap_or(&roof.name);
+        // One of the fp8 formats stands for the other, which has the same rate.
+        let name = roof.name.replacen("mxu", "MXU", 1).replace("fp8_e4m3", "fp8");
+        let format = name.strip_prefix("MXU ").unwrap_or(&name);
         match lines.last_mut() {
-            Some(last) if (last.tera / tera - 1.0).abs() < 0.01 => {
+            Some(last) if (last.datasheet / tera - 1.0).abs() < 0.01 => {
                 last.name.push('/');
                 last.name.push_str(format);
             }
             _ => lines.push(Line {
-                name: roof.name.replacen("mxu", "MXU", 1),
-                tera,
+                name,
+                datasheet: tera,
+                tera: tera * achieved,
                 color: palette.mxu,
             }),
         }
@@ -189,7 +249,8 @@ fn lines(chip: &ChipResult, palette: &Palette) -> Vec<Line> {
         };
         lines.push(Line {
             name,
-            tera: roof.per_second * 1e-12,
+            datasheet: roof.per_second * 1e-12,
+            tera: roof.per_second * 1e-12 * achieved,
             color,
         });
     }
@@ -245,6 +306,7 @@ impl<'a> Sheet<'a> {
         let mut sheet = Self {
             result,
             palette,
+            untitled: options.untitled,
             plans,
             entries,
             axes: Axes {
@@ -260,6 +322,7 @@ impl<'a> Sheet<'a> {
                 // Room for the name of a roof between its ridge and the right end.
                 xs.push(8.0 * line.tera * 1e12 / chip.roofs.hbm_achievable);
                 ys.push(line.tera);
+                ys.push(line.datasheet);
             }
             for (x, y) in sheet.points(chip).filter_map(|(_, row)| position(row)) {
                 xs.push(x);
@@ -319,6 +382,9 @@ impl<'a> Sheet<'a> {
     }
 
     fn head_height(&self) -> f64 {
+        if self.untitled {
+            return MARGIN / 2.0;
+        }
         MARGIN + 18.0 + ROW * self.head().len() as f64 + 10.0
     }
 
@@ -347,14 +413,16 @@ impl<'a> Sheet<'a> {
     fn key(&self, width: f64) -> Vec<KeyItem> {
         let palette = self.palette;
         let mut items = vec![
+            (Sign::Line(palette.ink), "achievable".to_owned(), palette.ink),
             (
-                Sign::Line(palette.hbm),
-                "HBM, achievable bandwidth".to_owned(),
+                Sign::Dashes(palette.ink),
+                "datasheet, at the clock of the run".to_owned(),
                 palette.ink,
             ),
+            (Sign::Line(palette.hbm), "HBM".to_owned(), palette.ink),
             (
-                Sign::Dashes(palette.hbm),
-                "HBM, datasheet".to_owned(),
+                Sign::Line(palette.vmem),
+                "on-chip memory (per byte loaded from it)".to_owned(),
                 palette.ink,
             ),
             (
@@ -449,6 +517,23 @@ impl<'a> Sheet<'a> {
                 Anchor::Start,
                 item.color,
             )?;
+        }
+        Ok(())
+    }
+
+    fn draw_head<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> Result<(), PlotError> {
+        let palette = self.palette;
+        let title = fitted(
+            &format!("Roofline: {}", self.result.name),
+            self.width() - 2.0 * MARGIN,
+            TITLE,
+        );
+        let mut y = MARGIN + 12.0;
+        canvas.text(&title, (MARGIN, y), TITLE, Anchor::Start, palette.ink)?;
+        y += 5.0;
+        for line in self.head() {
+            y += ROW;
+            canvas.text(&line, (MARGIN, y), BODY, Anchor::Start, palette.quiet)?;
         }
         Ok(())
     }
@@ -549,6 +634,19 @@ impl<'a> Sheet<'a> {
         Ok(())
     }
 
+    /// The plot inside a panel; room on the right for half of the last tick label.
+    fn view(&self, (left, top): (f64, f64), (width, height): (f64, f64)) -> View {
+        View {
+            plot: Area {
+                left: left + 52.0,
+                top: top + 22.0,
+                right: left + width - 12.0,
+                bottom: top + height - 40.0,
+            },
+            axes: self.axes,
+        }
+    }
+
     fn draw_panel<B: DrawingBackend>(
         &self,
         canvas: &Canvas<B>,
@@ -566,17 +664,8 @@ impl<'a> Sheet<'a> {
             Anchor::Start,
             palette.ink,
         )?;
-        // Room on the right for half of the last tick label.
-        let plot = Area {
-            left: left + 52.0,
-            top: top + 22.0,
-            right: left + width - 12.0,
-            bottom: top + height - 40.0,
-        };
-        let view = View {
-            plot,
-            axes: self.axes,
-        };
+        let view = self.view((left, top), (width, height));
+        let plot = view.plot;
         view.draw_grid(canvas, palette)?;
 
         let mut placer = Placer::new(Area {
@@ -594,8 +683,8 @@ impl<'a> Sheet<'a> {
         }
         let labels = self.draw_roofs(canvas, chip, &view, &mut placer)?;
         self.draw_numbers(canvas, &points, &mut placer)?;
-        for (text, at, anchor, color) in labels {
-            canvas.text(&text, at, LABEL, anchor, color)?;
+        for (text, at, color) in labels {
+            canvas.text(&text, at, LABEL, Anchor::Start, color)?;
         }
         canvas.line(
             &[
@@ -621,124 +710,67 @@ impl<'a> Sheet<'a> {
     ) -> Result<Vec<Name>, PlotError> {
         let palette = self.palette;
         let plot = view.plot;
-        let roofs = lines(chip, palette);
-        let highest = roofs.iter().map(|line| line.tera).fold(0.0, f64::max);
+        let (roofs, slopes) = (lines(chip, palette), slopes(chip, palette));
+        let highest = |of: fn(&Line) -> f64| roofs.iter().map(of).fold(0.0, f64::max);
+        let (highest, highest_datasheet) = (highest(|line| line.tera), highest(|line| line.datasheet));
         let mut names = Vec::new();
         let mut ridges = Vec::new();
-        let (achievable, datasheet) = (
-            chip.roofs.hbm_achievable * 1e-12,
-            chip.roofs.hbm_datasheet * 1e-12,
-        );
-        for (bandwidth, solid) in [(datasheet, false), (achievable, true)] {
-            let Some((from, to)) = view.slope(bandwidth, highest) else {
-                continue;
-            };
-            if solid {
-                canvas.line(&[from, to], palette.hbm, 1.5)?;
-            } else {
-                canvas.dashed(from, to, palette.hbm, 1.0)?;
+        let achievable = chip.roofs.hbm_achievable * 1e-12;
+        for slope in &slopes {
+            if let Some((from, to)) = view.slope(slope.datasheet, highest_datasheet) {
+                canvas.dashed(from, to, slope.color, 0.5)?;
+                placer.take_line(from, to, SOFT);
             }
-            placer.take_line(from, to, SOFT);
+            if let Some((from, to)) = view.slope(slope.tera, highest) {
+                canvas.line(&[from, to], slope.color, 1.5)?;
+                placer.take_line(from, to, SOLID);
+            }
         }
+        // Whatever it is made of, a rate needs operands: a roof begins where the fastest memory ends.
+        let begin = |rate: f64, of: fn(&Slope) -> f64| {
+            let fastest = slopes
+                .iter()
+                .map(of)
+                .filter(|rate| rate.is_finite())
+                .fold(0.0, f64::max);
+            let (x, y) = view.at((rate / fastest, rate));
+            (x.clamp(plot.left, plot.right), y)
+        };
         for line in &roofs {
-            let (ridge_x, y) = view.at((line.tera / achievable, line.tera));
-            let start = ridge_x.clamp(plot.left, plot.right);
-            canvas.line(&[(start, y), (plot.right, y)], line.color, 1.5)?;
+            let (start, y) = begin(line.datasheet, |slope| slope.datasheet);
+            canvas.dashed((start, y), (plot.right, y), line.color, 0.5)?;
             placer.take_line((start, y), (plot.right, y), SOFT);
-            if ridge_x > plot.left && ridge_x < plot.right {
-                ridge_sign(canvas, (ridge_x, y), line.color)?;
-                placer.take(Area::around((ridge_x, y), 6.0, 6.0), FIRM);
-                ridges.push((three_digits(line.tera / achievable), (ridge_x, y), line.color));
+            let (start, y) = begin(line.tera, |slope| slope.tera);
+            canvas.line(&[(start, y), (plot.right, y)], line.color, 1.5)?;
+            placer.take_line((start, y), (plot.right, y), SOLID);
+            for slope in &slopes {
+                let (ridge_x, y) = view.at((line.tera / slope.tera, line.tera));
+                if ridge_x > plot.left + 4.0 && ridge_x < plot.right - 4.0 {
+                    ridge_sign(canvas, (ridge_x, y), line.color)?;
+                    placer.take(Area::around((ridge_x, y), 6.0, 6.0), FIRM);
+                    ridges.push((three_digits(line.tera / slope.tera), (ridge_x, y), line.color));
+                }
             }
         }
-        // Names at the right end of their line, above it or below; a ridge left of its point, where no stage
-        // can be.
-        for line in &roofs {
-            let mut text = format!("{} {}", line.name, three_digits(line.tera));
-            let (ridge_x, y) = view.at((line.tera / achievable, line.tera));
-            // The colour says MXU too, so that word goes first where the room is short.
-            if text_width(&text, LABEL) > plot.right - ridge_x - 8.0 {
-                text = text.strip_prefix("MXU ").map_or(text.clone(), str::to_owned);
-            }
-            let width = text_width(&text, LABEL);
-            let furthest = (plot.right - ridge_x.max(plot.left) - width).max(8.0);
-            let candidates = (0..12).flat_map(|step| {
-                let right = plot.right - 5.0 - furthest * f64::from(step) / 12.0;
-                let area = |middle: f64| Area {
-                    left: right - width,
-                    top: middle - 5.0,
-                    right,
-                    bottom: middle + 5.0,
-                };
-                [
-                    (area(y - 8.5), f64::from(step)),
-                    (area(y + 8.5), f64::from(step) + 10.0),
-                ]
-            });
-            if let Some(area) = placer.place(candidates.collect::<Vec<_>>()) {
-                names.push((text, (area.right, area.bottom - 1.5), Anchor::End, line.color));
-            }
-        }
-        for (text, (x, y), color) in ridges {
-            let width = text_width(&text, LABEL);
-            let left_of = [(-8.0, 0.0), (-6.0, -8.0), (-8.0, -14.0), (-8.0, -22.0)]
-                .map(|(dx, dy): (f64, f64)| (x + dx, y + dy, dy.abs()));
-            // Where the frame is too near, under the roof to the right.
-            let right_of = [(x + 6.0 + width, y + 9.0, 30.0)];
-            let candidates = left_of
-                .into_iter()
-                .chain(right_of)
-                .map(|(right, middle, against)| {
-                    let area = Area {
-                        left: right - width,
-                        top: middle - 5.0,
-                        right,
-                        bottom: middle + 5.0,
-                    };
-                    (area, against)
-                });
-            if let Some(area) = placer.place(candidates) {
-                names.push((text, (area.right, area.bottom - 1.5), Anchor::End, color));
-            }
-        }
-        // The bandwidths above their slope, as far down as they fit.
-        let rates = [
-            format!("HBM {} GB/s", three_digits(chip.roofs.hbm_achievable * 1e-9)),
-            format!("datasheet {} GB/s", three_digits(chip.roofs.hbm_datasheet * 1e-9)),
-        ];
-        let width = rates
+        let mut labels: Vec<Label> = roofs
             .iter()
-            .map(|text| text_width(text, LABEL))
-            .fold(0.0, f64::max);
-        let (x, height) = (plot.left + 7.0, 25.0);
-        let candidates: Vec<_> = (0_u32..500)
-            .map(|step| plot.bottom - 8.0 - 4.0 * f64::from(step))
-            .take_while(|bottom| bottom - height > plot.top)
-            .filter(|bottom| {
-                // The dashed line is the upper one; its height at the right end of the text is the limit.
-                view.slope(datasheet.max(achievable), highest)
-                    .is_none_or(|(from, to)| {
-                        let run = ((x + width + 8.0 - from.0) / (to.0 - from.0)).clamp(0.0, 1.0);
-                        *bottom < from.1 + (to.1 - from.1) * run
-                    })
-            })
-            .enumerate()
-            .map(|(order, bottom)| {
-                (
-                    Area {
-                        left: x,
-                        top: bottom - height,
-                        right: x + width,
-                        bottom,
-                    },
-                    order as f64,
-                )
-            })
+            .map(|line| label_of_roof(line, view, achievable))
             .collect();
-        if let Some(area) = placer.place(candidates) {
-            let [achievable, datasheet] = rates;
-            names.push((achievable, (x, area.top + 9.0), Anchor::Start, palette.hbm));
-            names.push((datasheet, (x, area.top + 21.0), Anchor::Start, palette.hbm));
+        labels.extend(ridges.into_iter().map(label_of_ridge));
+        for slope in &slopes {
+            if let Some((from, to)) = view.slope(slope.tera, highest) {
+                labels.push(label_of_slope(slope, (from, to)));
+            }
+        }
+        let candidates: Vec<_> = labels.iter().map(|label| label.candidates.clone()).collect();
+        for (label, chosen) in labels.into_iter().zip(placer.settle(&candidates)) {
+            let variant = chosen.and_then(|chosen| label.variants.get(chosen.variant));
+            if let (Some(chosen), Some(lines)) = (chosen, variant) {
+                for (row, text) in lines.iter().enumerate() {
+                    let baseline = chosen.area.top + TEXT_ROW * row as f64 + 7.7;
+                    names.push((text.clone(), (chosen.area.left, baseline), label.color));
+                }
+            }
         }
         Ok(names)
     }
@@ -751,19 +783,36 @@ impl<'a> Sheet<'a> {
         points: &[(usize, &StageResult, (f64, f64))],
         placer: &mut Placer,
     ) -> Result<(), PlotError> {
-        let anchors: Vec<_> = points.iter().map(|(_, _, at)| *at).collect();
-        let sizes: Vec<_> = points
+        // Rows that stand on one another, as those that two plans share, have one label.
+        let mut labels: Vec<(String, (f64, f64))> = Vec::new();
+        for (number, _, (x, y)) in points {
+            let number = (number + 1).to_string();
+            match labels
+                .iter_mut()
+                .find(|(_, at)| (at.0 - x).hypot(at.1 - y) < SAME_PLACE)
+            {
+                Some((text, _)) => {
+                    text.push_str(", ");
+                    text.push_str(&number);
+                }
+                None => labels.push((number, (*x, *y))),
+            }
+        }
+        let anchors: Vec<_> = labels.iter().map(|(_, at)| *at).collect();
+        let sizes: Vec<_> = labels
             .iter()
-            .map(|(number, ..)| (text_width(&(number + 1).to_string(), NUMBER) + 2.0, 10.0))
+            .map(|(text, _)| (text_width(text, NUMBER) + 2.0, 10.0))
             .collect();
         let places = place::beside(placer, &anchors, &sizes);
-        for ((_, _, (x, y)), area) in points.iter().zip(&places) {
+        for ((x, y), area) in anchors.iter().zip(&places) {
             let (to_x, to_y) = area.center();
             let (across, down) = (to_x - x, to_y - y);
             let length = across.hypot(down);
-            if length > 15.0 {
+            // The leader ends where the text begins.
+            let end = area.along((*x, *y)) - 1.5;
+            if end > 10.0 {
                 let at = |from_start: f64| (x + across * from_start / length, y + down * from_start / length);
-                canvas.line(&[at(6.0), at(length - 7.0)], self.palette.quiet, 0.5)?;
+                canvas.line(&[at(6.0), at(end)], self.palette.quiet, 0.5)?;
             }
         }
         // Rings first, so that a disc inside a ring stays visible where two plans share a kernel.
@@ -773,11 +822,11 @@ impl<'a> Sheet<'a> {
             self.marker(*number)
                 .draw(canvas, *at, self.palette.bound(row.bound))?;
         }
-        for ((number, _, _), area) in points.iter().zip(&places) {
+        for ((text, _), area) in labels.iter().zip(&places) {
             let (x, _) = area.center();
             canvas.text(
-                &(number + 1).to_string(),
-                (x, area.bottom - 1.2),
+                text,
+                (x, area.bottom - 2.3),
                 NUMBER,
                 Anchor::Middle,
                 self.palette.ink,
@@ -791,6 +840,146 @@ impl<'a> Sheet<'a> {
             self.entries.get(number).map_or(0, |entry| entry.plan_index),
             self.plans.len(),
         )
+    }
+}
+
+/// Distance under which two markers stand on one another.
+const SAME_PLACE: f64 = 2.5;
+
+/// Directions from a ridge in which its value is put, in order of preference.
+const RIDGE_PLACES: [(f64, f64); 9] = [
+    (-1.0, 0.0),
+    (-1.0, -0.7),
+    (-0.5, -1.0),
+    (0.0, -1.0),
+    (1.0, 0.7),
+    (-1.0, 0.7),
+    (0.5, -1.0),
+    (0.0, 1.0),
+    (0.5, 1.0),
+];
+
+/// Height of a line of a label.
+const TEXT_ROW: f64 = 11.0;
+
+/// A text of a panel that looks for its place.
+struct Label {
+    /// Ways to write it, each a few lines.
+    variants: Vec<Vec<String>>,
+    candidates: Vec<Candidate>,
+    color: RGBColor,
+}
+
+/// Ways to write a label with their widths and heights.
+fn measured(variants: Vec<Vec<String>>) -> impl Iterator<Item = (usize, f64, f64)> {
+    variants.into_iter().enumerate().map(|(variant, lines)| {
+        let widths = lines.iter().map(|line| text_width(line, LABEL));
+        let width = widths.fold(0.0, f64::max);
+        (variant, width, TEXT_ROW * lines.len() as f64 - 1.0)
+    })
+}
+
+/// The name of a horizontal roof, at its right end: over the dashed line above it, or under it.
+fn label_of_roof(line: &Line, view: &View, achievable: f64) -> Label {
+    let plot = view.plot;
+    let (ridge_x, y) = view.at((line.tera / achievable, line.tera));
+    let (_, over) = view.at((line.tera / achievable, line.datasheet));
+    let full = line.label();
+    // The colour says MXU too, so that word goes where the room is short.
+    let short = full.strip_prefix("MXU ").map(|short| vec![short.to_owned()]);
+    let variants: Vec<Vec<String>> = std::iter::once(vec![full.clone()]).chain(short).collect();
+    let mut candidates = Vec::new();
+    for (variant, width, height) in measured(variants.clone()) {
+        let furthest = (plot.right - ridge_x.max(plot.left) - width).max(8.0);
+        for step in (0..12).map(f64::from) {
+            let right = plot.right - 4.0 - furthest * step / 12.0;
+            for (middle, against) in [
+                (over.min(y) - 7.5, 0.0),
+                (y + 8.5, 8.0),
+                (over.min(y) - 15.0, 24.0),
+                (y + 16.0, 28.0),
+                (y + 24.0, 44.0),
+                (over.min(y) - 23.0, 48.0),
+                (y + 33.0, 60.0),
+            ] {
+                candidates.push(Candidate {
+                    area: Area::around((right - width / 2.0, middle), width, height),
+                    against: against + step + 6.0 * variant as f64,
+                    variant,
+                });
+            }
+        }
+    }
+    Label {
+        variants,
+        candidates,
+        color: line.color,
+    }
+}
+
+/// The value of a ridge around its point.
+fn label_of_ridge((text, (x, y), color): (String, (f64, f64), RGBColor)) -> Label {
+    let width = text_width(&text, LABEL);
+    let candidates = RIDGE_PLACES
+        .iter()
+        .enumerate()
+        .flat_map(|(order, &(across, down))| {
+            [7.0, 10.0, 14.0, 19.0].map(|distance: f64| {
+                let center = (
+                    x + across * (distance + width / 2.0 - 1.0),
+                    y + down * (distance + 1.0),
+                );
+                Candidate {
+                    area: Area::around(center, width, TEXT_ROW - 1.0),
+                    against: order as f64 + 2.0 * (distance - 7.0),
+                    variant: 0,
+                }
+            })
+        })
+        .collect();
+    Label {
+        variants: vec![vec![text]],
+        candidates,
+        color,
+    }
+}
+
+/// The name of a slanted roof beside its line, in as many lines of text as the room asks for.
+fn label_of_slope(slope: &Slope, (from, to): ((f64, f64), (f64, f64))) -> Label {
+    const STEPS: u32 = 120;
+    let [name, achievable, datasheet] = &slope.label;
+    let words = name.split(' ').chain([achievable.as_str(), datasheet.as_str()]);
+    let variants = vec![
+        vec![format!("{name} {achievable} {datasheet}")],
+        vec![name.clone(), format!("{achievable} {datasheet}")],
+        slope.label.to_vec(),
+        words.map(str::to_owned).collect(),
+    ];
+    let mut candidates = Vec::new();
+    for (variant, width, height) in measured(variants.clone()) {
+        for step in 1..STEPS {
+            let along = f64::from(step) / f64::from(STEPS);
+            let (x, y) = (from.0 + (to.0 - from.0) * along, from.1 + (to.1 - from.1) * along);
+            let against = 0.1 * f64::from(step) + 6.0 * variant as f64;
+            // Over the line, on the side of the dashed one, or under it.
+            for (left, top, side) in [(x - 9.0 - width, y - height, 0.0), (x + 5.0, y, 4.0)] {
+                candidates.push(Candidate {
+                    area: Area {
+                        left,
+                        top,
+                        right: left + width,
+                        bottom: top + height,
+                    },
+                    against: against + side,
+                    variant,
+                });
+            }
+        }
+    }
+    Label {
+        variants,
+        candidates,
+        color: slope.color,
     }
 }
 
@@ -1018,18 +1207,8 @@ impl Picture for Sheet<'_> {
     }
 
     fn draw<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> Result<(), PlotError> {
-        let palette = self.palette;
-        let title = fitted(
-            &format!("Roofline: {}", self.result.name),
-            self.width() - 2.0 * MARGIN,
-            TITLE,
-        );
-        let mut y = MARGIN + 12.0;
-        canvas.text(&title, (MARGIN, y), TITLE, Anchor::Start, palette.ink)?;
-        y += 5.0;
-        for line in self.head() {
-            y += ROW;
-            canvas.text(&line, (MARGIN, y), BODY, Anchor::Start, palette.quiet)?;
+        if !self.untitled {
+            self.draw_head(canvas)?;
         }
         self.draw_key(canvas, (MARGIN, self.head_height()), self.width() - 2.0 * MARGIN)?;
         let top = self.head_height() + self.key_height(self.width() - 2.0 * MARGIN) + 12.0;
@@ -1080,6 +1259,41 @@ impl Picture for Panel<'_> {
     fn draw<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> Result<(), PlotError> {
         self.sheet
             .draw_panel(canvas, self.chip, (4.0, 3.0), (392.0, PANEL_HEIGHT))
+    }
+
+    fn hits(&self) -> Vec<Hit> {
+        let view = self.sheet.view((4.0, 3.0), (392.0, PANEL_HEIGHT));
+        let mut hits: Vec<Hit> = Vec::new();
+        for (number, row) in self.sheet.points(self.chip) {
+            let Some((x, y)) = position(row) else { continue };
+            let entry = self.sheet.entries.get(number).map(|entry| entry.plan.as_str());
+            let Some(plan) = self
+                .chip
+                .plans
+                .iter()
+                .find(|plan| Some(plan.name.as_str()) == entry)
+            else {
+                continue;
+            };
+            let text = format!(
+                "{}. {}\n{} operations per HBM byte, {} tera-operations per second",
+                number + 1,
+                format::stage_words(self.chip, plan, row),
+                three_digits(x),
+                three_digits(y)
+            );
+            let hit = Hit::around(view.at((x, y)), 7.0, text);
+            // Of two that stand on one another only the upper could be pointed at, so it says both.
+            let near = |other: &Hit| {
+                let (a, b) = (other.corners.0, hit.corners.0);
+                (a.0 - b.0).hypot(a.1 - b.1) < SAME_PLACE
+            };
+            match hits.iter_mut().find(|other| near(other)) {
+                Some(other) => other.text = format!("{}\n\n{}", other.text, hit.text),
+                None => hits.push(hit),
+            }
+        }
+        hits
     }
 }
 
@@ -1133,8 +1347,11 @@ mod tests {
             .collect()
     }
 
-    /// Rectangle of every text, in units of the view box.
+    /// Rectangle of the ink of every text, from its baseline down to what a `p` hangs and up to a capital, in units of the view box.
     fn text_areas(svg: &str) -> Vec<(String, Area)> {
+        const BASELINE: f64 = 0.76;
+        const CAPITAL: f64 = 0.73;
+        const DESCENT: f64 = 0.2;
         texts(svg)
             .into_iter()
             .map(|(tag, rest)| {
@@ -1151,10 +1368,11 @@ mod tests {
                     Some("end") => -width,
                     _ => 0.0,
                 };
+                let (top, bottom) = (em * (BASELINE - CAPITAL), em * (BASELINE + DESCENT));
                 let area = if tag.contains("rotate(270") {
                     Area {
-                        left: x,
-                        right: x + em,
+                        left: x + top,
+                        right: x + bottom,
                         top: y - start - width,
                         bottom: y - start,
                     }
@@ -1162,13 +1380,80 @@ mod tests {
                     Area {
                         left: x + start,
                         right: x + start + width,
-                        top: y,
-                        bottom: y + 0.95 * em,
+                        top: y + top,
+                        bottom: y + bottom,
                     }
                 };
                 (content, area)
             })
             .collect()
+    }
+
+    /// Rectangle of every marker and ridge, in units of the view box.
+    fn marks(svg: &str) -> Vec<Area> {
+        let circles = svg.split("<circle").skip(1).map(|tag| {
+            let radius = number(tag, "r");
+            Area::around((number(tag, "cx"), number(tag, "cy")), 1.4 * radius, 1.4 * radius)
+        });
+        let ridges = svg.split("<polygon").skip(1).filter_map(|tag| {
+            let points: Vec<(f64, f64)> = attribute(tag, "points")?
+                .split_whitespace()
+                .filter_map(|point| {
+                    let (x, y) = point.split_once(',')?;
+                    Some((x.parse().ok()?, y.parse().ok()?))
+                })
+                .collect();
+            let [(left, y), (x, _), ..] = points[..] else {
+                return None;
+            };
+            // A square inside the diamond.
+            Some(Area::around((x, y), x - left, x - left))
+        });
+        circles.chain(ridges).collect()
+    }
+
+    /// Texts that leave a picture, and pairs of a text with a text or a mark that it covers.
+    fn faults(picture: &str) -> Vec<String> {
+        let view = attribute(picture, "viewBox").unwrap_or_default();
+        let size: Vec<f64> = view.split(' ').filter_map(|part| part.parse().ok()).collect();
+        let canvas = Area {
+            left: 0.0,
+            top: 0.0,
+            right: size[2],
+            bottom: size[3],
+        };
+        let (areas, marks) = (text_areas(picture), marks(picture));
+        let mut faults = Vec::new();
+        for (index, (text, area)) in areas.iter().enumerate() {
+            let inside = area.overlap(&canvas) >= area.width() * area.height() - 1e-6;
+            if !inside {
+                faults.push(format!("`{text}` leaves the picture: {area:?}"));
+            }
+            for (other, place) in areas.iter().skip(index + 1) {
+                if area.overlap(place) > 0.0 {
+                    faults.push(format!(
+                        "`{text}` and `{other}` cover each other: {area:?} {place:?}"
+                    ));
+                }
+            }
+            for mark in &marks {
+                if area.overlap(mark) > 0.0 {
+                    faults.push(format!("`{text}` and a mark cover each other: {area:?} {mark:?}"));
+                }
+            }
+        }
+        faults
+    }
+
+    /// Every picture that a run leads to: the sheet, and the panels and keys of the page.
+    fn pictures(result: &RunResult) -> Result<Vec<String>, PlotError> {
+        let options = Options::default();
+        let mut pictures = page_panels(result, &options)?;
+        for width in [KEY_NARROW, KEY_WIDE] {
+            pictures.push(page_key(result, &options, width)?);
+        }
+        pictures.push(svg(result, &options)?);
+        Ok(pictures)
     }
 
     fn many_chips() -> RunResult {
@@ -1212,32 +1497,59 @@ mod tests {
             fixture::crowded(),
             many_chips(),
         ] {
-            let mut pictures = page_panels(&result, &Options::default())?;
-            pictures.push(page_key(&result, &Options::default(), KEY_NARROW)?);
-            pictures.push(svg(&result, &Options::default())?);
-            for picture in pictures {
-                let view = attribute(&picture, "viewBox").unwrap_or_default();
-                let size: Vec<f64> = view.split(' ').filter_map(|part| part.parse().ok()).collect();
-                let areas = text_areas(&picture);
-                assert!(areas.len() > 8);
-                for (index, (text, area)) in areas.iter().enumerate() {
-                    assert!(
-                        area.left >= 0.0
-                            && area.top >= 0.0
-                            && area.right <= size[2]
-                            && area.bottom <= size[3],
-                        "`{text}` leaves the picture: {area:?}"
-                    );
-                    for (other, place) in areas.iter().skip(index + 1) {
-                        // A sign's em box is higher than its ink.
-                        assert!(
-                            area.overlap(place) < 30.0,
-                            "`{text}` and `{other}` cover each other"
-                        );
-                    }
-                }
+            for picture in pictures(&result)? {
+                assert!(texts(&picture).len() > 8);
+                assert_eq!(faults(&picture), [] as [&str; 0]);
             }
         }
+        Ok(())
+    }
+
+    /// The same for every shipped workload: on its own chips, on one alone, and on all of them.
+    #[test]
+    fn no_text_of_a_shipped_workload_covers_another() -> Result<(), Box<dyn std::error::Error>> {
+        use rayon::prelude::*;
+        let every: Vec<String> = crate::hardware::shipped()
+            .into_iter()
+            .map(str::to_owned)
+            .collect();
+        let faults_of = |(index, name): (usize, &str)| -> Result<Vec<String>, String> {
+            let workload = crate::workload::load(name, &[] as &[&str]).map_err(|error| error.to_string())?;
+            // On another chip alone for each, so that all have their turn.
+            let alone = vec![every[index % every.len()].clone()];
+            let mut found = Vec::new();
+            for chips in [workload.0.hardware.clone(), alone, every.clone()] {
+                let loaded = chips
+                    .iter()
+                    .map(|chip| crate::hardware::load(chip))
+                    .collect::<Result<Vec<_>, _>>()
+                    .map_err(|error| error.to_string())?;
+                let result = crate::study::run(crate::study::RunRequest {
+                    workload: &workload,
+                    baseline: None,
+                    chips: &loaded,
+                    overrides: Vec::new(),
+                    numeric: None,
+                })
+                .map_err(|error| error.to_string())?;
+                let drawn = if chips.len() > workload.0.hardware.len() {
+                    svg(&result, &Options::default()).map(|sheet| vec![sheet])
+                } else {
+                    pictures(&result)
+                };
+                let drawn = drawn.map_err(|error| error.to_string())?;
+                let faults = drawn.iter().flat_map(|picture| faults(picture));
+                found.extend(faults.map(|fault| format!("{name} on {}: {fault}", chips.join(", "))));
+            }
+            Ok(found)
+        };
+        let found: Vec<String> = crate::workload::shipped()
+            .into_par_iter()
+            .enumerate()
+            .map(faults_of)
+            .collect::<Result<Vec<_>, _>>()?
+            .concat();
+        assert_eq!(found, [] as [&str; 0]);
         Ok(())
     }
 

@@ -133,6 +133,30 @@ pub(crate) fn ink_on(area: RGBColor) -> RGBColor {
     }
 }
 
+/// Rules that colour the name of a bound in a page, on light and on dark paper.
+pub(crate) fn bound_css() -> String {
+    let mut css = String::new();
+    for (palette, open, close) in [
+        (LIGHT, "", ""),
+        (DARK, "@media screen and (prefers-color-scheme: dark) {\n", "}\n"),
+    ] {
+        css.push_str(open);
+        for bound in Bound::ALL {
+            let color = palette.bound(bound);
+            let _ = writeln!(
+                css,
+                ".bound.{} {{ color: #{:02X}{:02X}{:02X}; }}",
+                bound.name(),
+                color.0,
+                color.1,
+                color.2
+            );
+        }
+        css.push_str(close);
+    }
+    css
+}
+
 /// Rules that turn a light picture in a page into a dark one, so that a page holds each picture once.
 pub(crate) fn dark_mode_css() -> String {
     let hex = |color: RGBColor| format!("#{:02X}{:02X}{:02X}", color.0, color.1, color.2);

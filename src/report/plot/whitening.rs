@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use plotters::backend::DrawingBackend;
-use plotters::style::RGBColor;
 
+use super::axis::ticks;
 use super::canvas::{self, Anchor, Canvas, Picture, Place, PlotError, Type, text_width};
-use super::theme::{Palette, STAGES, Theme};
+use super::marks;
+use super::theme::{Palette, Theme};
 use crate::report::whitening::{WhiteningRow, WhiteningTable};
 
 /// The picture as SVG.
@@ -98,42 +99,6 @@ impl<'a> Dots<'a> {
         self.left + (Self::right() - self.left) * (us / low).ln() / (high / low).ln()
     }
 
-    /// One, two and five of every power of ten inside the range.
-    fn ticks(&self) -> Vec<f64> {
-        let (low, high) = self.range;
-        let first = low.log10().floor().clamp(-12.0, 12.0) as i32;
-        let last = high.log10().ceil().clamp(-12.0, 12.0) as i32;
-        (first..=last)
-            .flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10_f64.powi(power)))
-            .filter(|us| (low..=high).contains(us))
-            .collect()
-    }
-
-    fn chip_color(index: usize) -> RGBColor {
-        // Neighbours in this order differ in lightness as well as in hue.
-        let order = [0, 2, 3, 1, 6, 8, 4, 7, 5];
-        STAGES
-            .get(order[index % order.len()])
-            .copied()
-            .unwrap_or(RGBColor(120, 120, 130))
-    }
-
-    /// A sign per chip: shape and colour, so that either is enough.
-    fn sign<B: DrawingBackend>(
-        canvas: &Canvas<B>,
-        index: usize,
-        (x, y): (f64, f64),
-    ) -> Result<(), PlotError> {
-        let color = Self::chip_color(index);
-        match index % 5 {
-            0 => canvas.disc((x, y), 4.5, color),
-            1 => canvas.block((x - 4.0, y - 4.0), (x + 4.0, y + 4.0), color),
-            2 => canvas.polygon(&[(x - 5.0, y + 4.0), (x + 5.0, y + 4.0), (x, y - 5.0)], color),
-            3 => canvas.polygon(&[(x - 5.5, y), (x, y - 5.5), (x + 5.5, y), (x, y + 5.5)], color),
-            _ => canvas.polygon(&[(x - 5.0, y - 4.0), (x + 5.0, y - 4.0), (x, y + 5.0)], color),
-        }
-    }
-
     fn numbers<B: DrawingBackend>(
         &self,
         canvas: &Canvas<B>,
@@ -207,7 +172,7 @@ impl Picture for Dots<'_> {
         canvas.text(&title, (MARGIN, 22.0), HEAD, Anchor::Start, palette.ink)?;
         let mut x = MARGIN + 5.0;
         for (index, chip) in self.chips.iter().enumerate() {
-            Self::sign(canvas, index, (x, 42.0))?;
+            marks::sign(canvas, index, (x, 42.0))?;
             canvas.text(chip, (x + 10.0, 46.0), BODY, Anchor::Start, palette.ink)?;
             x += 30.0 + text_width(chip, BODY);
         }
@@ -220,7 +185,7 @@ impl Picture for Dots<'_> {
                 palette.quiet,
             )?;
         }
-        for us in self.ticks() {
+        for us in ticks(self.range.0, self.range.1) {
             let x = self.x(us);
             canvas.line(&[(x, HEAD_HEIGHT), (x, bottom)], palette.grid, 0.5)?;
             canvas.line(&[(x, bottom), (x, bottom + 4.0)], palette.axis, 1.0)?;
@@ -260,7 +225,7 @@ impl Picture for Dots<'_> {
                 .filter(|t| t.total_us.is_finite() && t.total_us > 0.0)
             {
                 let index = self.chips.iter().position(|chip| *chip == time.chip).unwrap_or(0);
-                Self::sign(canvas, index, (self.x(time.total_us), y))?;
+                marks::sign(canvas, index, (self.x(time.total_us), y))?;
             }
             self.numbers(canvas, row, y)?;
         }
