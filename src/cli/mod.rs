@@ -2,6 +2,7 @@
 
 mod compare;
 mod completions;
+mod dump;
 mod explain;
 mod fit;
 pub mod hw;
@@ -132,6 +133,8 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Take one number of a run apart
     Explain(explain::ExplainArgs),
+    /// Time a compiled program from the TPU compiler's own schedule
+    Dump(dump::DumpArgs),
     /// Time every case of a CSV file
     Predict(predict::PredictArgs),
     /// Fit the coefficients of the timing model to measured times
@@ -222,6 +225,7 @@ impl Cli {
             Command::Explain(args) => explain::execute(&mut out, args),
             Command::Fit(args) => fit::execute(&mut out, args, &self.global),
             Command::Validate(args) => validate::execute(&mut out, args, &self.global),
+            Command::Dump(args) => dump::execute(&mut out, args, &self.global),
             Command::Predict(args) => predict::execute(&mut out, args, &self.global),
             Command::Hw(HwCommand::List) => hw::list(&mut out, format),
             Command::Hw(HwCommand::Show { name, clock, set }) => {

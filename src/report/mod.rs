@@ -17,6 +17,7 @@
 
 pub mod comparison;
 pub mod csv;
+pub mod dump;
 pub mod explain;
 #[cfg(test)]
 pub(crate) mod fixture;
