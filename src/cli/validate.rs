@@ -13,7 +13,7 @@ use super::fit::{self, refuse_to_replace, write_file};
 use super::{Global, Outcome, print};
 use crate::calibration::data::Observation;
 use crate::calibration::validate::{self, Score, Split};
-use crate::calibration::{blocks, never_fitted, speedup};
+use crate::calibration::{blocks, decode, never_fitted, speedup};
 use crate::hardware;
 use crate::report::plot::Theme;
 use crate::report::plot::errors::{self, ErrorMark};
@@ -127,6 +127,7 @@ pub(super) fn execute(out: &mut impl Write, args: &ValidateArgs, global: &Global
         let page = validation::markdown(&Page {
             data: &data,
             scores: &scores,
+            decode: &decode::scores(&data.used, &residuals),
             calibration: hardware::shipped_calibration(),
             compiler: &cross_check::cross_check()?,
             speedup: &lines,

@@ -491,10 +491,16 @@ fn transfers(index: &Index<'_>, part: &Part) -> (Vec<Transfer>, Vec<Transfer>) {
             }
         }
     }
+    let next_of = next_values(index);
+    let role = |value: Value| match graph.node(value.node).op {
+        Op::Input { role, .. } => role,
+        _ => next_of.get(&value).copied().unwrap_or(Role::Activation),
+    };
     let transfer = |value: Value, bytes: u64| Transfer {
         name: graph.node(value.node).name.clone(),
         bytes,
         dtype: graph.ty(value).dtype,
+        role: role(value),
         columns: None,
     };
     let reads = read
@@ -509,6 +515,26 @@ fn transfers(index: &Index<'_>, part: &Part) -> (Vec<Transfer>, Vec<Transfer>) {
         .map(|&value| transfer(value, graph.ty(value).bytes()))
         .collect();
     (reads, writes)
+}
+
+/// Values that outputs of the name of a state or cache hand on, with its role.
+fn next_values(index: &Index<'_>) -> BTreeMap<Value, Role> {
+    let graph = index.graph;
+    let role_of = |name: &str| {
+        graph.inputs().find_map(|(_, node)| match node.op {
+            Op::Input { role, .. } if node.name == name => Some(role),
+            _ => None,
+        })
+    };
+    let mut roles = BTreeMap::new();
+    for (name, output) in graph.outputs() {
+        let Some(role @ (Role::State | Role::Cache)) = role_of(name) else {
+            continue;
+        };
+        roles.insert(*output, role);
+        roles.extend(index.base(*output).into_iter().map(|value| (value, role)));
+    }
+    roles
 }
 
 /// The loop over pairs of blocks behind node `id`, if operand `position` is sliced by its column block and a block may be read more than once, and the

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use crate::calibration::blocks;
 use crate::calibration::data::Data;
+use crate::calibration::decode::DecodeScore;
 use crate::calibration::never_fitted::{self, Origin};
 use crate::calibration::speedup::{LayerTime, Line};
 use crate::calibration::validate::{Score, Split, quantile};
@@ -19,6 +20,8 @@ pub struct Page<'a> {
     pub data: &'a Data,
     /// Errors.
     pub scores: &'a [Score],
+    /// Errors of decode steps.
+    pub decode: &'a [DecodeScore],
     /// The fit to all rows.
     pub calibration: &'a Calibration,
     /// Compiler estimates against predictions.
@@ -65,6 +68,7 @@ pub fn markdown(page: &Page<'_>) -> String {
     rows(&mut out, page);
     families(&mut out, page);
     devices(&mut out, page);
+    decode(&mut out, page.decode);
     speedup(&mut out, page.speedup);
     never_fitted(&mut out, page.never_fitted);
     blocks(&mut out, page.blocks);
@@ -178,6 +182,42 @@ fn mechanisms(out: &mut String, scores: &[Score]) {
             score.bias_pct,
             number(score.ratio_median_pct, 1),
             number(score.winner_pct, 1),
+        );
+    }
+    out.push('\n');
+}
+
+/// Decode steps by operation.
+fn decode(out: &mut String, scores: &[DecodeScore]) {
+    if scores.is_empty() {
+        return;
+    }
+    let _ = writeln!(
+        out,
+        "## Decode steps\n\nRows of one decoded token per sequence, among the rows above: median / ninetieth percentile of the absolute error in percent. `shape`: predicted by a fit without the shape (a fifth of the shapes left out at a time); \
+`mechanism`: by a fit without any row of the mechanism, which the fused kernel has none of; bias is that of `shape`, positive where predictions are too slow.\n\n\
+| op | device | rows | sequences | shape | bias % | mechanism | in sample | roofline |\n|---|---|---:|---:|---:|---:|---:|---:|---:|"
+    );
+    for score in scores {
+        let cell = |split| {
+            score.errors.get(&split).map_or_else(
+                || "–".to_owned(),
+                |e| format!("{:.1} / {:.0}", e.median_abs_pct, e.p90_abs_pct),
+            )
+        };
+        let by_shape = score.errors.get(&Split::ByShape);
+        let rows = score.errors.values().map(|e| e.n).max().unwrap_or(0);
+        let (least, most) = score.sequences;
+        let _ = writeln!(
+            out,
+            "| {} | {} | {rows} | {least} to {most} | {} | {} | {} | {} | {} |",
+            score.op,
+            score.device,
+            cell(Split::ByShape),
+            by_shape.map_or_else(|| "–".to_owned(), |e| format!("{:+.1}", e.bias_pct)),
+            cell(Split::LeaveMechanismOut),
+            cell(Split::InSample),
+            cell(Split::Roofline),
         );
     }
     out.push('\n');

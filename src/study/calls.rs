@@ -12,7 +12,10 @@ use crate::kernels::{Group, Implementation, Kernel, OpKind, Plan, Program, Trans
 use crate::layer::{DecayGate, GramVariant, InitialState, InverseVariant, Layer, StateFormat};
 use crate::mechanisms::{self, Granularity, Mechanism, gram_variants};
 use crate::workload::{self, Workload};
-use crate::{config::suggestion, graph::Stage};
+use crate::{
+    config::suggestion,
+    graph::{Role, Stage},
+};
 
 /// Chunk of the kernels of flash-linear-attention and of Tokamax KDA.
 const CHUNK: u64 = 64;
@@ -413,6 +416,7 @@ fn below_the_diagonal(sizes: Sizes, activations: Dtype, launches: &mut Vec<Launc
             name: "operands of pairs of blocks".to_owned(),
             bytes,
             dtype: activations,
+            role: Role::Activation,
             columns: None,
         });
         return Ok(());
@@ -485,6 +489,7 @@ fn decayed_keys(sizes: Sizes, activations: Dtype, launches: &mut [Launch]) {
         name: "keys decayed to the end of the chunk".to_owned(),
         bytes: sizes.batch * sizes.tokens * sizes.value_heads * sizes.key_dim * activations.bytes(),
         dtype: activations,
+        role: Role::Activation,
         columns: None,
     };
     launches
@@ -666,6 +671,7 @@ fn decode(case: &Case<'_>, mechanism: &'static Mechanism) -> Result<Vec<Launch>,
         name: "sums of the output".to_owned(),
         bytes: (parts * sums) as u64,
         dtype: Dtype::F32,
+        role: Role::Activation,
         columns: None,
     });
     launches.push(kernel.into());

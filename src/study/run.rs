@@ -5,16 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::predict;
 use crate::config::{ConfigError, Document};
 use crate::dtype::Dtype;
-use crate::graph::{BuildError, Stage};
+use crate::graph::{BuildError, Role, Stage};
 use crate::hardware::{
     self, Architecture, Calibration, Chip, Evidence, Interval, Kind, Provenance as HardwareSource,
 };
-use crate::kernels::{Kernel, Lowerer, Plan};
+use crate::kernels::{Kernel, Lowerer, Plan, Transfer};
 use crate::layer::{Layer, Pass};
 use crate::mechanisms::{self, LayerGraph};
 use crate::report::result::{
     Bound, ChipResult, HardwareInputs, Inputs, NumberSource, NumericResult, PlanResult, Provenance,
-    PublishedComparison, PublishedRow, Roof, Roofs, RunResult, SCHEMA, StageResult,
+    PublishedComparison, PublishedRow, Roof, Roofs, RunResult, SCHEMA, StageResult, TokenBytes, TokenResult,
 };
 use crate::timing::{KernelTime, Remark, time_kernel};
 use crate::units::FlopsPerSecond;
@@ -389,7 +389,35 @@ fn time_plan(
         speedup_over_baseline: baseline_us.map(|base| base / total_us),
         baseline_us,
         published_us,
+        token: token(&workload.layer, kernels, total_us),
         stages,
+    })
+}
+
+/// One token of a decode step; none of another pass.
+fn token(layer: &Layer, kernels: &[Kernel], step_us: f64) -> Option<TokenResult> {
+    if layer.pass != Pass::Decode {
+        return None;
+    }
+    let tokens = (layer.batch * layer.tokens) as u64;
+    let share = |transfers: fn(&Kernel) -> &[Transfer]| {
+        let of = |role: Role| -> f64 {
+            let all = kernels.iter().flat_map(transfers);
+            let bytes: u64 = all.filter(|t| t.role == role).map(|t| t.bytes).sum();
+            bytes as f64 / tokens as f64
+        };
+        TokenBytes {
+            weights: of(Role::Weight),
+            state: of(Role::State),
+            cache: of(Role::Cache),
+            activations: of(Role::Activation),
+        }
+    };
+    Some(TokenResult {
+        tokens,
+        time_us: step_us / tokens as f64,
+        read_bytes: share(|kernel| &kernel.reads),
+        written_bytes: share(|kernel| &kernel.writes),
     })
 }
 
