@@ -2,6 +2,7 @@
 
 mod compare;
 mod completions;
+mod decode;
 mod dump;
 mod explain;
 mod fit;
@@ -127,6 +128,8 @@ enum Command {
     Whatif(whatif::WhatifArgs),
     /// Draw the roofline of a workload on its chips, for a paper
     Roofline(roofline::RooflineArgs),
+    /// Decoding with a log of updates beside the state: steps, merges, intervals, bytes
+    Decode(decode::DecodeArgs),
     /// Numeric probes: what the state of a mechanism remembers, overwrites and rounds
     Probe(probe::ProbeArgs),
     /// Two workloads or results side by side: speedups with intervals, bounds, inputs
@@ -220,6 +223,7 @@ impl Cli {
             Command::Run(args) => run::execute(&mut out, args, &self.global),
             Command::Whatif(args) => whatif::execute(&mut out, args, &self.global),
             Command::Roofline(args) => roofline::execute(&mut out, args, &self.global),
+            Command::Decode(args) => decode::execute(&mut out, args, &self.global),
             Command::Probe(args) => probe::execute(&mut out, args, &self.global),
             Command::Compare(args) => compare::execute(&mut out, args, &self.global),
             Command::Explain(args) => explain::execute(&mut out, args),

@@ -200,6 +200,8 @@ pub struct Kernel {
     pub units_per_program: Option<u64>,
     /// Sequential steps one program works on; only their carried chains follow each other.
     pub steps_per_program: u64,
+    /// Launches in a pass of the layer: 1, or the share of the decode steps of an interval that launch it.
+    pub share: f64,
     /// Arithmetic, padding of partial chunks included.
     pub work: Work,
     /// Share of the rows that only pad the last chunk.

@@ -119,6 +119,21 @@ const SHIPPED: &[(&str, &str)] = &[
         "gdn_grouped_decode",
         include_str!("../../workloads/gdn_grouped_decode.yaml"),
     ),
+    ("gdn_deltalog", include_str!("../../workloads/gdn_deltalog.yaml")),
+    ("kda_deltalog", include_str!("../../workloads/kda_deltalog.yaml")),
+    (
+        "rwkv6_deltalog",
+        include_str!("../../workloads/rwkv6_deltalog.yaml"),
+    ),
+    ("gla_deltalog", include_str!("../../workloads/gla_deltalog.yaml")),
+    (
+        "retnet_deltalog",
+        include_str!("../../workloads/retnet_deltalog.yaml"),
+    ),
+    (
+        "linear_attention_deltalog",
+        include_str!("../../workloads/linear_attention_deltalog.yaml"),
+    ),
 ];
 
 /// The shipped stacks of layers.

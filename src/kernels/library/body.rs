@@ -295,6 +295,7 @@ impl Body {
                 live_bytes: self.live_bytes,
                 units_per_program: self.units,
                 steps_per_program: self.steps_per_program,
+                share: 1.0,
                 work: self.work,
                 padding: 0.0,
                 implementation: self.implementation,
