@@ -416,9 +416,15 @@ fn token(layer: &Layer, kernels: &[Kernel], step_us: f64) -> Option<TokenResult>
     let tokens = (layer.batch * layer.tokens) as u64;
     let share = |transfers: fn(&Kernel) -> &[Transfer]| {
         let of = |role: Role| -> f64 {
-            let all = kernels.iter().flat_map(transfers);
-            let bytes: u64 = all.filter(|t| t.role == role).map(|t| t.bytes).sum();
-            bytes as f64 / tokens as f64
+            let of_kernel = |kernel| -> u64 {
+                let all = transfers(kernel).iter();
+                all.filter(|t| t.role == role).map(|t| t.bytes).sum()
+            };
+            let bytes: f64 = kernels
+                .iter()
+                .map(|kernel| kernel.share * of_kernel(kernel) as f64)
+                .sum();
+            bytes / tokens as f64
         };
         TokenBytes {
             weights: of(Role::Weight),
