@@ -563,7 +563,12 @@ fn next_values(index: &Index<'_>) -> BTreeMap<Value, Role> {
             continue;
         };
         roles.insert(*output, role);
-        roles.extend(index.base(*output).into_iter().map(|value| (value, role)));
+        // What is the next value and more besides, such as the queries beside the keys of a cache, is handed on for another reason.
+        if let [base] = index.base(*output)[..]
+            && graph.ty(base).bytes() == graph.ty(*output).bytes()
+        {
+            roles.insert(base, role);
+        }
     }
     roles
 }
