@@ -559,7 +559,7 @@ fn next_values(index: &Index<'_>) -> BTreeMap<Value, Role> {
     };
     let mut roles = BTreeMap::new();
     for (name, output) in graph.outputs() {
-        let Some(role @ (Role::State | Role::Cache)) = role_of(name) else {
+        let Some(role @ (Role::State | Role::Cache | Role::Log)) = role_of(name) else {
             continue;
         };
         roles.insert(*output, role);

@@ -430,6 +430,7 @@ fn token(layer: &Layer, kernels: &[Kernel], step_us: f64) -> Option<TokenResult>
             weights: of(Role::Weight),
             state: of(Role::State),
             cache: of(Role::Cache),
+            log: of(Role::Log),
             activations: of(Role::Activation),
         }
     };
