@@ -7,6 +7,7 @@ mod fit;
 pub mod hw;
 mod init;
 mod list;
+mod model;
 mod predict;
 mod probe;
 mod roofline;
@@ -120,7 +121,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Time a workload on its chips, check its numerics, write a report
+    /// Time a workload or a model on its chips, check its numerics, write a report
     Run(run::RunArgs),
     /// Time a workload over many values of its fields and of its chips
     Whatif(whatif::WhatifArgs),
@@ -141,7 +142,7 @@ enum Command {
     /// Accelerators: list, show, check, init
     #[command(subcommand)]
     Hw(HwCommand),
-    /// Shipped workloads, and studies for `whatif`
+    /// Shipped workloads and models, and studies for `whatif`
     List,
     /// Second-order solvers side by side: work, definiteness, error, time of the layer
     Whitening(whitening::WhiteningArgs),

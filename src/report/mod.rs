@@ -7,6 +7,7 @@
 //! | [`text`] | the report in a terminal |
 //! | [`csv`], [`json`] | data, described in `docs/formats.md` |
 //! | [`stack`] | text, CSV and JSON of a stack of layers |
+//! | [`model`] | text, CSV and JSON of a whole model |
 //! | [`comparison`] | text, CSV and JSON of two results beside each other |
 //! | [`plot`] | the roofline picture and the stage bars |
 //! | [`trace`] | schedules for Perfetto |
@@ -24,6 +25,7 @@ pub mod folder;
 mod format;
 pub mod html;
 pub mod json;
+pub mod model;
 pub mod plot;
 pub mod text;
 pub mod timeline;
