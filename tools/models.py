@@ -124,7 +124,7 @@ def where():
                     part["block"],
                     part["part"],
                     str(part["count"]),
-                    str(part["launches"]),
+                    str(len(part["launches"])),
                     f"{part['time_us']:.1f}",
                     f"{100 * part['share']:.1f}",
                     part["longest"],

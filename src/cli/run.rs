@@ -7,7 +7,7 @@ use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, ValueEnum};
 
 use super::{Global, Outcome, split_overrides};
-use crate::config::{ConfigError, Document};
+use crate::config::{ConfigError, Document, nearest, suggestion};
 use crate::hardware::{self, Chip};
 use crate::model;
 use crate::report::folder::Extra;
@@ -79,6 +79,7 @@ pub(super) fn execute(out: &mut impl Write, args: &RunArgs, global: &Global) -> 
     if let Some(loaded) = model::load(&source, &workload_set)? {
         return super::model::execute(out, &loaded, args, global);
     }
+    refuse_misspelt_model(&source)?;
     if let Some(stack) = workload::load_stack(&source, &workload_set)? {
         return super::stack::execute(out, &stack, args, global);
     }
@@ -152,6 +153,24 @@ pub(super) fn execute(out: &mut impl Write, args: &RunArgs, global: &Global) -> 
     } else {
         Outcome::Done
     })
+}
+
+/// Refuses a name that is neither a file nor shipped and closer to that of a model than to that of a workload.
+fn refuse_misspelt_model(name: &str) -> Result<(), ConfigError> {
+    if hardware::is_path(name) || workload::shipped_text(name).is_some() {
+        return Ok(());
+    }
+    let layers = [workload::shipped(), workload::shipped_stacks()].concat();
+    let all = [layers, model::shipped()].concat();
+    match nearest(name, all) {
+        Some(close) if model::shipped_text(close).is_some() => {
+            let tail = suggestion(name, &model::shipped(), "shipped");
+            Err(ConfigError::argument(format!(
+                "unknown workload or model `{name}`; {tail}; a path to a file ends in `.yaml`"
+            )))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The trace of the run where it is asked for, and the proof that its schedules are legal.

@@ -407,25 +407,23 @@ fn read_block(
         let field = default.field.trim_start_matches("layer.");
         take(format!("{}.mixer.{field}", block.name), default.value);
     }
-    let plan = match &block.plan {
-        Some(plan) => plan.choice(document, &at("plan"), Pass::Forward)?,
-        None => {
-            let plan = usual_plan(&prefill_mixer);
-            take(
-                format!("{}.plan", block.name),
-                format!("{} on a TPU, {} on a GPU", plan.tpu, plan.gpu),
-            );
-            plan
-        }
+    let plan = if let Some(plan) = &block.plan {
+        plan.choice(document, &at("plan"), Pass::Forward)?
+    } else {
+        let plan = usual_plan(&prefill_mixer);
+        take(
+            format!("{}.plan", block.name),
+            format!("{} on a TPU, {} on a GPU", plan.tpu, plan.gpu),
+        );
+        plan
     };
-    let decode_plan = match &block.decode_plan {
-        Some(plan) => plan.choice(document, &at("decode_plan"), Pass::Decode)?,
-        None => {
-            take(format!("{}.decode_plan", block.name), "fused".to_owned());
-            PlanChoice {
-                tpu: "fused".to_owned(),
-                gpu: "fused".to_owned(),
-            }
+    let decode_plan = if let Some(plan) = &block.decode_plan {
+        plan.choice(document, &at("decode_plan"), Pass::Decode)?
+    } else {
+        take(format!("{}.decode_plan", block.name), "fused".to_owned());
+        PlanChoice {
+            tpu: "fused".to_owned(),
+            gpu: "fused".to_owned(),
         }
     };
     let feed_forward = match &block.feed_forward {

@@ -215,22 +215,19 @@ impl Config<'_> {
 /// Layers of alternating linear and full attention (Qwen3-Next, Qwen3.5, Qwen3.6).
 fn qwen_hybrid(config: &Config<'_>) -> Result<Vec<Layer>, ConfigError> {
     let depth = config.size("num_hidden_layers")?;
-    let linear: Vec<bool> = match config.list("layer_types")? {
-        Some(types) => {
-            let kind = |(i, node): (usize, &Node)| match &node.value {
-                Value::String(name) if name == "linear_attention" => Ok(true),
-                Value::String(name) if name == "full_attention" => Ok(false),
-                _ => Err(config.wrong(
-                    &format!("layer_types.{i}"),
-                    "`linear_attention` or `full_attention`",
-                )),
-            };
-            types.iter().enumerate().map(kind).collect::<Result<_, _>>()?
-        }
-        None => {
-            let interval = config.size_or("full_attention_interval", 4)?.max(1);
-            (0..depth).map(|i| (i + 1) % interval != 0).collect()
-        }
+    let linear: Vec<bool> = if let Some(types) = config.list("layer_types")? {
+        let kind = |(i, node): (usize, &Node)| match &node.value {
+            Value::String(name) if name == "linear_attention" => Ok(true),
+            Value::String(name) if name == "full_attention" => Ok(false),
+            _ => Err(config.wrong(
+                &format!("layer_types.{i}"),
+                "`linear_attention` or `full_attention`",
+            )),
+        };
+        types.iter().enumerate().map(kind).collect::<Result<_, _>>()?
+    } else {
+        let interval = config.size_or("full_attention_interval", 4)?.max(1);
+        (0..depth).map(|i| (i + 1) % interval != 0).collect()
     };
     if linear.len() != depth {
         return Err(config.wrong("layer_types", &format!("a name for each of the {depth} layers")));
@@ -298,7 +295,7 @@ fn layer(name: &str, mixer: Json, feed_forward: Option<Json>) -> Layer {
     }
 }
 
-/// Latent attention of a configuration with the keys of DeepSeek.
+/// Latent attention of a configuration with the keys of `DeepSeek`.
 fn latent(config: &Config<'_>, rotary: f64, base: f64) -> Result<Json, ConfigError> {
     let (own, shared) = (config.size("qk_nope_head_dim")?, config.size("qk_rope_head_dim")?);
     let mut mixer = json!({
@@ -318,7 +315,7 @@ fn latent(config: &Config<'_>, rotary: f64, base: f64) -> Result<Json, ConfigErr
     Ok(mixer)
 }
 
-/// Experts of a configuration with the keys of DeepSeek; `count` and `active` go by other names in Kimi Linear.
+/// Experts of a configuration with the keys of `DeepSeek`; `count` and `active` go by other names in Kimi Linear.
 fn deepseek_experts(config: &Config<'_>, [count, active, shared]: [&str; 3]) -> Result<Json, ConfigError> {
     let hidden = config.size("moe_intermediate_size")?;
     let mut experts = json!({
@@ -538,20 +535,17 @@ pub fn from_config<S: AsRef<str>>(
         .is_some_and(|node| matches!(node.value, Value::Map(_)));
     let prefix = if text_model { "text_config." } else { "" };
     let own = format!("{prefix}model_type");
-    let kind = match document.node(&own).or_else(|| document.node("model_type")) {
-        Some(node) => match &node.value {
-            Value::String(kind) => kind.clone(),
-            other => {
-                let message = format!("expected the name of an architecture, found {}", other.describe());
-                return Err(document.error_at(&own, message));
-            }
-        },
-        None => {
-            let known = crate::config::listed(families());
-            let message = format!("missing key `model_type`; expected one of {known}");
-            return Err(document.error_at(prefix.trim_end_matches('.'), message));
-        }
+    let Some(node) = document.node(&own).or_else(|| document.node("model_type")) else {
+        let known = crate::config::listed(families());
+        let message = format!("missing key `model_type`; expected one of {known}");
+        return Err(document.error_at(prefix.trim_end_matches('.'), message));
     };
+    let Value::String(kind) = &node.value else {
+        let found = node.value.describe();
+        let message = format!("expected the name of an architecture, found {found}");
+        return Err(document.error_at(&own, message));
+    };
+    let kind = kind.clone();
     let Some(family) = KNOWN.iter().find(|family| family.types.contains(&kind.as_str())) else {
         let tail = suggestion(&kind, &families(), "known");
         let at = if document.node(&own).is_some() {
@@ -603,9 +597,7 @@ pub fn from_config<S: AsRef<str>>(
     {
         config.note("layers that predict further tokens are left out".to_owned());
     }
-    if prefix.is_empty() {
-        // The whole file is the language model.
-    } else {
+    if text_model {
         config.note("the language model alone: encoders of other inputs are left out".to_owned());
     }
     for line in [

@@ -7,6 +7,8 @@ mod file;
 pub mod graphs;
 mod huggingface;
 mod load;
+#[cfg(test)]
+mod tests;
 
 pub use file::from_document;
 pub use huggingface::{families, from_config};

@@ -56,6 +56,21 @@ pub struct MemoryResult {
     pub largest_batch: u64,
 }
 
+/// One launch of a part.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LaunchResult {
+    /// Stage or span of stages.
+    pub stage: String,
+    /// What it does.
+    pub title: String,
+    /// Time.
+    pub time_us: f64,
+    /// What binds it.
+    pub bound: Bound,
+    /// Bytes it moves between HBM and the chip.
+    pub hbm_bytes: u64,
+}
+
 /// Launches of one part of the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PartResult {
@@ -79,8 +94,8 @@ pub struct PartResult {
     pub longest: String,
     /// What binds that.
     pub bound: Bound,
-    /// Launches of one.
-    pub launches: u64,
+    /// Launches of one, in order of execution.
+    pub launches: Vec<LaunchResult>,
     /// Matrix FLOPs of one, those of padded row tiles of experts among them.
     pub flops: u64,
     /// HBM bytes of one.
@@ -303,7 +318,7 @@ fn parts(points: &[PointResult], tokens: &str) -> Table {
                 Cell::number(part.time_us, 1),
                 Cell::number(part.total_us, 1),
                 Cell::number(100.0 * part.share, 1),
-                Cell::from(part.launches),
+                Cell::from(part.launches.len()),
                 Cell::from(&part.longest),
                 Cell::from(part.bound),
             ]);
@@ -461,7 +476,7 @@ pub fn write_csv(mut out: impl Write, result: &ModelResult) -> io::Result<()> {
                         Cell::number(part.share, 3),
                         Cell::from(&part.longest),
                         Cell::from(part.bound),
-                        Cell::from(part.launches),
+                        Cell::from(part.launches.len()),
                         Cell::from(part.flops),
                         Cell::from(part.hbm_bytes),
                         Cell::number(point.time_us, 3),

@@ -19,7 +19,8 @@ use crate::mechanisms::{self, LayerGraph};
 use crate::model::graphs::{self, BlockFormats, Routing, weights};
 use crate::model::{Block, DecodePoint, Experts, FeedForward, Model, PrefillPoint};
 use crate::report::model::{
-    BlockResult, MemoryResult, ModelChip, ModelResult, PartResult, PointResult, PublishedTime, SCHEMA, gib,
+    BlockResult, LaunchResult, MemoryResult, ModelChip, ModelResult, PartResult, PointResult, PublishedTime,
+    SCHEMA, gib,
 };
 use crate::report::result::Provenance;
 use crate::timing::time_kernel;
@@ -282,7 +283,10 @@ impl Bench<'_> {
                 let gate = lowered(&graph, self.chip, &[Stage::ExpertsGate]);
                 launches.extend(gate, &self.family("silu"));
             }
-            let grouped = self.grouped(stage, [choices, k, n, groups]).map_err(wrong)?;
+            // As many rows as the graph has: every touched expert has some.
+            let grouped = self
+                .grouped(stage, [groups * routing.rows, k, n, groups])
+                .map_err(wrong)?;
             let useful = 2.0 * choices as f64 * k as f64 * n as f64;
             real += useful;
             done += grouped
@@ -347,7 +351,7 @@ impl Bench<'_> {
             share: 0.0,
             longest: String::new(),
             bound: crate::report::result::Bound::Launch,
-            launches: launches.kernels.len() as u64,
+            launches: Vec::with_capacity(launches.kernels.len()),
             flops: 0,
             hbm_bytes: 0,
         };
@@ -370,16 +374,23 @@ impl Bench<'_> {
             result.time_us += time.total_us;
             result.flops += kernel.work.matrix_flops.total();
             result.hbm_bytes += time.hbm_bytes;
+            result.launches.push(LaunchResult {
+                stage: kernel.label.clone(),
+                title: kernel.title.clone(),
+                time_us: time.total_us,
+                bound: time.bound,
+                hbm_bytes: time.hbm_bytes,
+            });
             if time.total_us > longest_us {
                 longest_us = time.total_us;
                 result.longest.clone_from(&kernel.label);
                 result.bound = time.bound;
             }
         }
-        let all = |us: f64| us * count as f64;
-        result.total_us = all(result.time_us);
-        result.low_us = result.low_us.map(all);
-        result.high_us = result.high_us.map(all);
+        let count = count as f64;
+        result.total_us = count * result.time_us;
+        result.low_us = result.low_us.map(|us| count * us);
+        result.high_us = result.high_us.map(|us| count * us);
         Ok(result)
     }
 }
@@ -707,13 +718,14 @@ pub fn run_model(request: ModelRequest<'_>) -> Result<ModelResult, ModelError> {
     };
     let matrices = if model.tied_embeddings { 1 } else { 2 };
     let ends = matrices * model.embedding_elements() + model.width as u64;
-    let end_bytes = match model.tied_embeddings {
-        true => model.embedding_elements() * model.formats.weights.bytes(),
-        // A row of the embedding is read as it is used.
-        false => {
-            model.embedding_elements() * (model.formats.weights.bytes() + model.formats.activations.bytes())
-        }
-    } + 4 * model.width as u64;
+    // The matrix of a head has the format of the other weights; an embedding alone that of the activations, because its rows are only copied.
+    let embedding = if model.tied_embeddings {
+        0
+    } else {
+        model.embedding_elements() * model.formats.activations.bytes()
+    };
+    let end_bytes =
+        embedding + model.embedding_elements() * model.formats.weights.bytes() + 4 * model.width as u64;
     let weight_bytes = sum(|held| held.bytes) + end_bytes;
     let mut chips = Vec::new();
     let mut warnings = Vec::new();
