@@ -1,7 +1,10 @@
 //! The layer: mechanism, sizes, formats and variants, every choice made.
 
+mod delta_log;
+
 use std::sync::Arc;
 
+pub use delta_log::{DeltaLog, Merge};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -402,6 +405,9 @@ pub struct Layer {
     pub readout: Readout,
     /// Unit of the state products of a decode step.
     pub state_products: StateProducts,
+    /// The log of a decode step that has one beside its state.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log: Option<DeltaLog>,
     /// Choices of softmax attention.
     pub attention: Attention,
     /// Forgetting of `MesaNet`.
@@ -659,8 +665,17 @@ impl Layer {
             String::new()
         };
         if self.pass == Pass::Decode {
+            let log = self.log.map_or_else(String::new, |log| {
+                format!(
+                    ", log of {} keys and {} updates, {} merge every {} tokens",
+                    log.keys,
+                    log.updates,
+                    log.merge.name(),
+                    log.interval
+                )
+            });
             return format!(
-                "{} decode of {} sequences, d={} key heads {}x{} value heads {}x{}{tiles}, {} activations, {} state",
+                "{} decode of {} sequences, d={} key heads {}x{} value heads {}x{}{tiles}, {} activations, {} state{log}",
                 self.mechanism.name,
                 self.batch,
                 self.model_width,

@@ -5,6 +5,7 @@ pub mod cli;
 pub mod coefficients;
 pub mod config;
 pub mod dtype;
+pub mod dump;
 pub mod graph;
 pub mod hardware;
 pub mod kernels;

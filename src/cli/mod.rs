@@ -2,6 +2,8 @@
 
 mod compare;
 mod completions;
+mod decode;
+mod dump;
 mod explain;
 mod fit;
 pub mod hw;
@@ -127,12 +129,16 @@ enum Command {
     Whatif(whatif::WhatifArgs),
     /// Draw the roofline of a workload on its chips, for a paper
     Roofline(roofline::RooflineArgs),
+    /// Decoding with a log of updates beside the state: steps, merges, intervals, bytes
+    Decode(decode::DecodeArgs),
     /// Numeric probes: what the state of a mechanism remembers, overwrites and rounds
     Probe(probe::ProbeArgs),
     /// Two workloads or results side by side: speedups with intervals, bounds, inputs
     Compare(compare::CompareArgs),
     /// Take one number of a run apart
     Explain(explain::ExplainArgs),
+    /// Time a compiled program from the TPU compiler's own schedule
+    Dump(dump::DumpArgs),
     /// Time every case of a CSV file
     Predict(predict::PredictArgs),
     /// Fit the coefficients of the timing model to measured times
@@ -218,11 +224,13 @@ impl Cli {
             Command::Run(args) => run::execute(&mut out, args, &self.global),
             Command::Whatif(args) => whatif::execute(&mut out, args, &self.global),
             Command::Roofline(args) => roofline::execute(&mut out, args, &self.global),
+            Command::Decode(args) => decode::execute(&mut out, args, &self.global),
             Command::Probe(args) => probe::execute(&mut out, args, &self.global),
             Command::Compare(args) => compare::execute(&mut out, args, &self.global),
             Command::Explain(args) => explain::execute(&mut out, args),
             Command::Fit(args) => fit::execute(&mut out, args, &self.global),
             Command::Validate(args) => validate::execute(&mut out, args, &self.global),
+            Command::Dump(args) => dump::execute(&mut out, args, &self.global),
             Command::Predict(args) => predict::execute(&mut out, args, &self.global),
             Command::Hw(HwCommand::List) => hw::list(&mut out, format),
             Command::Hw(HwCommand::Show { name, clock, set }) => {

@@ -51,6 +51,16 @@ impl<'a> Lowerer<'a> {
         }
     }
 
+    /// Lets what is computed from `value` have value columns too: a state that was given.
+    #[must_use]
+    pub fn with_value_columns_of(mut self, value: Value) -> Self {
+        let more = descendants(&self.index, value.node);
+        for (held, more) in self.downstream.iter_mut().zip(more) {
+            *held |= more;
+        }
+        self
+    }
+
     /// [`lower`] of one more plan.
     #[must_use]
     pub fn lower(&self, plan: &Plan) -> Vec<Kernel> {
@@ -86,6 +96,7 @@ impl<'a> Lowerer<'a> {
             };
             let in_core = [
                 Stage::Gates,
+                Stage::Gram,
                 Stage::StateScan,
                 Stage::Output,
                 Stage::Attention,
@@ -160,6 +171,7 @@ impl<'a> Lowerer<'a> {
             steps_per_program: group
                 .program
                 .map_or(1, |program| program.chunks.min(grid.sequential)),
+            share: 1.0,
             work: part
                 .own()
                 .list
@@ -333,6 +345,20 @@ impl<'a> Index<'a> {
             .map(|(source, _)| *source)
     }
 
+    /// Whether a value is a view of one of `others`, through views of one operand each.
+    fn within(&self, value: Value, others: &BTreeMap<Value, u64>) -> bool {
+        let mut value = value;
+        while self.is_free(value.node)
+            && let [operand] = self.operands(value.node)
+        {
+            if others.contains_key(operand) {
+                return true;
+            }
+            value = *operand;
+        }
+        false
+    }
+
     /// The values behind a chain of views.
     pub(super) fn base(&self, value: Value) -> Vec<Value> {
         sources(self.graph, &self.operands, value)
@@ -491,17 +517,28 @@ fn transfers(index: &Index<'_>, part: &Part) -> (Vec<Transfer>, Vec<Transfer>) {
             }
         }
     }
+    let next_of = next_values(index);
+    let role = |value: Value| match graph.node(value.node).op {
+        Op::Input { role, .. } => role,
+        _ => next_of.get(&value).copied().unwrap_or(Role::Activation),
+    };
     let transfer = |value: Value, bytes: u64| Transfer {
         name: graph.node(value.node).name.clone(),
         bytes,
         dtype: graph.ty(value).dtype,
+        role: role(value),
         columns: None,
     };
     let reads = read
         .iter()
-        .map(|(&source, views)| Transfer {
-            columns: columns.get(&source).copied(),
-            ..transfer(source, views.values().sum::<u64>().min(graph.ty(source).bytes()))
+        .map(|(&source, views)| {
+            // What is seen through another view that is read as well comes with it.
+            let apart = views.iter().filter(|(view, _)| !index.within(**view, views));
+            let bytes = apart.map(|(_, bytes)| bytes).sum::<u64>();
+            Transfer {
+                columns: columns.get(&source).copied(),
+                ..transfer(source, bytes.min(graph.ty(source).bytes()))
+            }
         })
         .collect();
     let writes = written
@@ -509,6 +546,26 @@ fn transfers(index: &Index<'_>, part: &Part) -> (Vec<Transfer>, Vec<Transfer>) {
         .map(|&value| transfer(value, graph.ty(value).bytes()))
         .collect();
     (reads, writes)
+}
+
+/// Values that outputs of the name of a state or cache hand on, with its role.
+fn next_values(index: &Index<'_>) -> BTreeMap<Value, Role> {
+    let graph = index.graph;
+    let role_of = |name: &str| {
+        graph.inputs().find_map(|(_, node)| match node.op {
+            Op::Input { role, .. } if node.name == name => Some(role),
+            _ => None,
+        })
+    };
+    let mut roles = BTreeMap::new();
+    for (name, output) in graph.outputs() {
+        let Some(role @ (Role::State | Role::Cache)) = role_of(name) else {
+            continue;
+        };
+        roles.insert(*output, role);
+        roles.extend(index.base(*output).into_iter().map(|value| (value, role)));
+    }
+    roles
 }
 
 /// The loop over pairs of blocks behind node `id`, if operand `position` is sliced by its column block and a block may be read more than once, and the
@@ -583,22 +640,19 @@ fn grid(graph: &Graph, members: &Members) -> Option<Grid> {
     if let Some(grid) = scans.max_by_key(|grid| grid.parallel) {
         return Some(grid);
     }
-    // A decode step runs over the states it reads: (batch, key head, value head).
-    let states = members
-        .list
-        .iter()
-        .flat_map(|&id| graph.operands(id))
-        .find_map(|operand| {
-            let dims = graph.ty(operand).shape.dims();
-            let state = matches!(
-                graph.node(operand.node).op,
-                Op::Input {
-                    role: Role::State,
-                    ..
-                }
-            );
-            (state && dims.len() == 5).then(|| dims[..3].iter().map(|&d| d as u64).product())
-        });
+    // A decode step runs over the states it reads, or the logs of their updates: (batch, key head, value head).
+    let heads_of = |wanted: Role| {
+        members
+            .list
+            .iter()
+            .flat_map(|&id| graph.operands(id))
+            .find_map(|operand| {
+                let dims = graph.ty(operand).shape.dims();
+                let found = matches!(graph.node(operand.node).op, Op::Input { role, .. } if role == wanted);
+                (found && dims.len() == 5).then(|| dims[..3].iter().map(|&d| d as u64).product())
+            })
+    };
+    let states = heads_of(Role::State).or_else(|| heads_of(Role::Log));
     if let Some(parallel) = states {
         return Some(Grid {
             parallel,

@@ -15,7 +15,7 @@ pub use lower::{Lowerer, lower, lower_compiled};
 pub use plan::{Group, Plan, Program};
 
 use crate::dtype::Dtype;
-use crate::graph::{Stage, Work};
+use crate::graph::{Role, Stage, Work};
 
 /// A tensor that a kernel reads from or writes to HBM.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub struct Transfer {
     pub bytes: u64,
     /// Format of an element.
     pub dtype: Dtype,
+    /// What it is to the layer: a parameter, a state, a cache, or an activation. What a kernel writes has the role of the input that it is the next value of.
+    pub role: Role,
     /// Where a loop over pairs of blocks reads it by column block: what that takes.
     pub columns: Option<ColumnReads>,
 }
@@ -198,6 +200,8 @@ pub struct Kernel {
     pub units_per_program: Option<u64>,
     /// Sequential steps one program works on; only their carried chains follow each other.
     pub steps_per_program: u64,
+    /// Launches in a pass of the layer: 1, or the share of the decode steps of an interval that launch it.
+    pub share: f64,
     /// Arithmetic, padding of partial chunks included.
     pub work: Work,
     /// Share of the rows that only pad the last chunk.

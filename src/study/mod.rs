@@ -5,6 +5,8 @@ pub mod check;
 pub mod compare;
 pub mod cross_check;
 pub mod decode;
+pub mod delta_log;
+pub mod interval;
 pub mod model;
 pub mod predict;
 pub mod probe;

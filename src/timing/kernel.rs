@@ -651,16 +651,19 @@ fn value_parts(form: &Form<'_>, chip: &Chip, capacity: u64, remarks: &mut Vec<Re
     if tile.is_none() && (kernel.carried_bytes == 0 || fits(1)) {
         return 1;
     }
-    let columns = kernel
-        .ops
-        .iter()
-        .filter(|op| op.value_columns)
-        .filter_map(|op| match op.kind {
-            OpKind::Product { n, .. } => Some(n),
+    let by_value = || kernel.ops.iter().filter(|op| op.value_columns);
+    let of_products = by_value().filter_map(|op| match op.kind {
+        OpKind::Product { n, .. } => Some(n),
+        _ => None,
+    });
+    // A decode step on the vector unit has no products.
+    let of_tensors = || {
+        by_value().filter_map(|op| match &op.kind {
+            OpKind::Vector { dims, .. } => dims.last().map(|&columns| columns as u64),
             _ => None,
         })
-        .max()
-        .unwrap_or(1);
+    };
+    let columns = of_products.max().or_else(|| of_tensors().max()).unwrap_or(1);
     let mut parts = tile.map_or(1, |tile| columns.div_ceil(tile.max(1)).max(1));
     if fits(parts) {
         return parts;

@@ -15,8 +15,8 @@ use crate::graph::Precision;
 use crate::hardware;
 use crate::kernels::{Plan, Program};
 use crate::layer::{
-    Attention, DecayGate, FeatureMap, Forgetting, GramVariant, InitialState, InverseVariant, Layer,
-    OutputGate, Pass, PivotRow, ReadConvention, Readout, StateFormat, StateProducts, WhiteningSolver,
+    Attention, DecayGate, DeltaLog, FeatureMap, Forgetting, GramVariant, InitialState, InverseVariant, Layer,
+    Merge, OutputGate, Pass, PivotRow, ReadConvention, Readout, StateFormat, StateProducts, WhiteningSolver,
 };
 use crate::mechanisms::{self, Granularity, Mechanism, fields, gram_variants};
 
@@ -177,6 +177,18 @@ struct LayerFile {
     readout: Option<Readout>,
     /// Unit of the products with the state of a decode step.
     state_products: Option<StateProducts>,
+    /// Decode steps from merge to merge of a log of updates beside the state; without it every step writes the state.
+    log_interval: Option<Size>,
+    /// Format of the keys of the log.
+    #[serde(default)]
+    #[schemars(schema_with = "log_formats")]
+    log_keys: Option<Dtype>,
+    /// Format of the updates of the log.
+    #[serde(default)]
+    #[schemars(schema_with = "log_formats")]
+    log_updates: Option<Dtype>,
+    /// Whether the last step of an interval merges, or a launch of its own after it.
+    log_merge: Option<Merge>,
     /// Query rows of a block of attention.
     block_q: Option<Size>,
     /// Key rows of a block of attention.
@@ -277,6 +289,8 @@ const MOST_HOUSEHOLDER_STEPS: usize = 64;
 const LARGEST_CHUNK: usize = 4096;
 /// Most chunks of a program: its schedule holds the operations of each.
 const LARGEST_PROGRAM: usize = 256;
+/// Longest interval of a log: every step of it is a graph of its own.
+const LONGEST_INTERVAL: usize = 256;
 /// Largest count of multiply-adds of a layer: far above any machine, and a sum of many such counts stays below 2^64.
 const LARGEST_LAYER: f64 = (1_u64 << 56) as f64;
 
@@ -289,6 +303,11 @@ const ACTIVATIONS: [Dtype; 5] = [
     Dtype::Fp8E5m2,
 ];
 
+fn log_formats(_: &mut SchemaGenerator) -> Schema {
+    let names = DeltaLog::FORMATS.map(|dtype| Json::from(dtype.name()));
+    json_schema!({ "enum": names.into_iter().chain([Json::Null]).collect::<Vec<_>>() })
+}
+
 fn activation_formats(_: &mut SchemaGenerator) -> Schema {
     let names = ACTIVATIONS.map(|dtype| Json::from(dtype.name()));
     json_schema!({ "enum": names.into_iter().chain([Json::Null]).collect::<Vec<_>>() })
@@ -296,7 +315,9 @@ fn activation_formats(_: &mut SchemaGenerator) -> Schema {
 
 /// Schema of a list of plans.
 pub(super) fn plan_names(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "array", "minItems": 1, "items": { "enum": Plan::NAMES } })
+    let mut names = Plan::NAMES.to_vec();
+    names.push(Plan::SPLIT);
+    json_schema!({ "type": "array", "minItems": 1, "items": { "enum": names } })
 }
 
 /// Schema of a list of chips: any text, shipped names first.
@@ -358,6 +379,11 @@ fn by_mechanism(schema: &mut Schema) {
         )])
         .collect();
     schema.insert("allOf".to_owned(), Json::Array(rules));
+    let of_log = fields::DELTA_LOG.iter().filter(|field| **field != "log_interval");
+    let needs: Map<String, Json> = of_log
+        .map(|field| ((*field).to_owned(), serde_json::json!(["log_interval"])))
+        .collect();
+    schema.insert("dependentRequired".to_owned(), Json::Object(needs));
 }
 
 /// Which fields each pass reads, and those that a forward pass needs.
@@ -475,12 +501,21 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
     let mut plans = Vec::new();
     for (i, name) in file.plans.iter().enumerate() {
         match plan_named(file.pass, name, program) {
+            Some(_) if name == Plan::SPLIT && file.layer.log_interval.is_none() => {
+                let message = format!(
+                    "plan `{name}` replays a log; write `log_interval`, for instance `layer: {{ log_interval: 8 }}`, or use another plan"
+                );
+                complain(&format!("plans.{i}"), message);
+            }
             Some(_) if file.plans[..i].contains(name) => {
                 complain(&format!("plans.{i}"), format!("plan `{name}` stands twice"));
             }
             Some(plan) => plans.push(plan),
             None => {
-                let tail = suggestion(name, &Plan::NAMES, "plans");
+                let tail = match file.pass {
+                    Pass::Forward => suggestion(name, &Plan::NAMES, "plans"),
+                    Pass::Decode => suggestion(name, &Plan::DECODE_NAMES, "plans of a decode step"),
+                };
                 complain(&format!("plans.{i}"), format!("unknown plan `{name}`; {tail}"));
             }
         }
@@ -1080,7 +1115,19 @@ fn layer(
             InitialState::Given
         }
     };
-    let readout = defaults.or(file.readout, "readout", Readout::AfterUpdate);
+    let log = delta_log(file, document, &mut defaults, errors).ok()?;
+    let readout = match (log, file.readout) {
+        (None, written) => defaults.or(written, "readout", Readout::AfterUpdate),
+        (Some(_), Some(Readout::AfterUpdate)) => {
+            let message = "base and log are read once per step, by read key and query together; remove the key or use `before_update`";
+            errors.push(document.error_at("layer.readout", message));
+            return None;
+        }
+        (Some(_), _) => Readout::BeforeUpdate,
+    };
+    let mut complain = |field: &str, message: String| {
+        errors.push(document.error_at(&format!("layer.{field}"), message));
+    };
     let state_products = defaults.or(file.state_products, "state_products", StateProducts::Vector);
     let forgetting = defaults.or(file.forgetting, "forgetting", Forgetting::Gated);
     let cg_steps = defaults.or(file.cg_steps.map(|s| s.0), "cg_steps", 30);
@@ -1200,6 +1247,7 @@ fn layer(
         pass,
         readout,
         state_products,
+        log,
         attention,
         forgetting,
         cg_steps,
@@ -1264,6 +1312,63 @@ fn layer(
         );
     }
     (errors.len() == before).then_some(layer)
+}
+
+/// Something that was complained about.
+struct Refused;
+
+/// The log of a decode step, where it has one.
+fn delta_log(
+    file: &LayerFile,
+    document: &Document,
+    defaults: &mut Defaults<'_>,
+    errors: &mut Vec<ConfigError>,
+) -> Result<Option<DeltaLog>, Refused> {
+    let before = errors.len();
+    let Some(Size(interval)) = file.log_interval else {
+        for (field, written) in [
+            ("log_keys", file.log_keys.is_some()),
+            ("log_updates", file.log_updates.is_some()),
+            ("log_merge", file.log_merge.is_some()),
+        ] {
+            if written {
+                let message = format!(
+                    "`{field}` belongs to a log; write `log_interval`, for instance `log_interval: 8`, or remove the key"
+                );
+                errors.push(document.error_at_key(&format!("layer.{field}"), message));
+            }
+        }
+        return if errors.len() == before {
+            Ok(None)
+        } else {
+            Err(Refused)
+        };
+    };
+    if interval > LONGEST_INTERVAL {
+        let message = format!("expected at most {LONGEST_INTERVAL} steps, found `{interval}`");
+        errors.push(document.error_at("layer.log_interval", message));
+    }
+    for (field, written) in [("log_keys", file.log_keys), ("log_updates", file.log_updates)] {
+        if let Some(dtype) = written.filter(|dtype| !DeltaLog::FORMATS.contains(dtype)) {
+            let message = format!(
+                "`{dtype}` is no format for a log; one of {}",
+                listed(DeltaLog::FORMATS.map(Dtype::name))
+            );
+            errors.push(document.error_at(&format!("layer.{field}"), message));
+        }
+    }
+    let log = DeltaLog {
+        interval,
+        keys: defaults.or(file.log_keys, "log_keys", Dtype::Bf16),
+        updates: defaults.or(file.log_updates, "log_updates", Dtype::F32),
+        merge: defaults.or(file.log_merge, "log_merge", Merge::Fused),
+        position: 0,
+    };
+    if errors.len() == before {
+        Ok(Some(log))
+    } else {
+        Err(Refused)
+    }
 }
 
 /// The choices of softmax attention.
@@ -1414,6 +1519,7 @@ fn optional_fields() -> impl Iterator<Item = &'static str> {
         fields::COMMON,
         fields::PACKED,
         fields::DECODE,
+        fields::DELTA_LOG,
         fields::CONTEXT,
         fields::GRAM,
         fields::DECAY,
@@ -1437,7 +1543,9 @@ fn optional_fields() -> impl Iterator<Item = &'static str> {
 /// Whether a pass has no use for a field.
 fn unread(pass: Pass, field: &str) -> bool {
     match pass {
-        Pass::Forward => fields::DECODE.contains(&field) || fields::CONTEXT.contains(&field),
+        Pass::Forward => [fields::DECODE, fields::DELTA_LOG, fields::CONTEXT]
+            .iter()
+            .any(|group| group.contains(&field)),
         Pass::Decode => fields::CHUNK_FORM.contains(&field),
     }
 }

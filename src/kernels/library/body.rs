@@ -3,7 +3,7 @@
 use super::case::{CaseError, LARGEST, size};
 use crate::dtype::Dtype;
 use crate::graph::work::PerDtype;
-use crate::graph::{Stage, Work};
+use crate::graph::{Role, Stage, Work};
 use crate::kernels::{Grid, Implementation, Kernel, KernelOp, OpKind, Transfer, VectorCost};
 
 /// Cost of a vector operation per element, cross-lane operations included.
@@ -249,6 +249,7 @@ impl Body {
             name: name.to_owned(),
             bytes: bytes.clamp(0.0, LARGEST as f64) as u64,
             dtype,
+            role: Role::Activation,
             columns: None,
         }
     }
@@ -294,6 +295,7 @@ impl Body {
                 live_bytes: self.live_bytes,
                 units_per_program: self.units,
                 steps_per_program: self.steps_per_program,
+                share: 1.0,
                 work: self.work,
                 padding: 0.0,
                 implementation: self.implementation,

@@ -15,7 +15,8 @@ use crate::hardware::{self, Architecture, Chip, Evidences, Interval};
 use crate::kernels::Kernel;
 use crate::layer::Layer;
 use crate::report::result::Bound;
-use crate::study::run::{PeakRates, check_formats, family, lower_for, lower_with};
+use crate::study::interval::lower_plans;
+use crate::study::run::{PeakRates, check_formats, family};
 use crate::timing::{KernelFigures, Prepared, Timer};
 use crate::workload::{self, Workload};
 
@@ -93,16 +94,16 @@ impl Built {
             prepared: Prepared::of(&kernel),
             kernel,
         };
-        let plans = lower_with(&workload.layer, |lowerer| {
-            let of_architecture = |&architecture: &Architecture| {
-                let plans = workload.plans.iter();
-                let kernels = plans.map(|plan| lower_for(architecture, lowerer, plan));
-                let prepared = kernels.map(|kernels| kernels.into_iter().map(prepare).collect());
-                (architecture, prepared.collect())
-            };
-            architectures.iter().map(of_architecture).collect()
-        })
-        .map_err(|error| format!("cannot build the graph: {error}"))?;
+        let kernels = lower_plans(&workload.layer, architectures, &workload.plans)
+            .map_err(|error| format!("cannot build the graph: {error}"))?;
+        let plans = architectures
+            .iter()
+            .zip(kernels)
+            .map(|(&architecture, plans)| {
+                let prepared = |kernels: Vec<Kernel>| kernels.into_iter().map(prepare).collect();
+                (architecture, plans.into_iter().map(prepared).collect())
+            })
+            .collect();
         let layer = workload.layer;
         Ok(Built {
             state_bytes: layer.batch as u64 * layer.state_bytes(),
@@ -128,7 +129,7 @@ impl Built {
         check_formats(&self.layer, chip, &self.document).map_err(|error| reason(&error))?;
         let mut stages: Vec<(String, f64)> = Vec::new();
         for BuiltKernel { kernel, prepared } in &self.on(chip.architecture)?[plan] {
-            let us = Timer::default().time(kernel, prepared, chip, 0).total_us;
+            let us = kernel.share * Timer::default().time(kernel, prepared, chip, 0).total_us;
             // Kernels of a row stand together.
             match stages.last_mut() {
                 Some((label, sum)) if *label == kernel.label => *sum += us,
@@ -453,16 +454,17 @@ struct Sum {
 impl Sum {
     fn add(&mut self, kernel: &Kernel, time: &KernelFigures, interval: Option<Interval>) {
         let ends = interval.map_or([0.0; 2], |interval| [interval.low_us, interval.high_us]);
+        let share = kernel.share;
         self.unknown |= interval.is_none();
         for (sum, us) in self.row.iter_mut().zip([time.total_us, ends[0], ends[1]]) {
-            *sum += us;
+            *sum += share * us;
         }
-        self.by_bound[time.bound as usize] += time.total_us;
-        self.mxu_us += time.mxu_us;
-        self.vpu_us += time.vpu_us;
-        self.hbm_us += time.hbm_us;
-        self.hbm_bytes += time.hbm_bytes;
-        self.flops += kernel.work.matrix_flops.total();
+        self.by_bound[time.bound as usize] += share * time.total_us;
+        self.mxu_us += share * time.mxu_us;
+        self.vpu_us += share * time.vpu_us;
+        self.hbm_us += share * time.hbm_us;
+        self.hbm_bytes += (share * time.hbm_bytes as f64).round() as u64;
+        self.flops += (share * kernel.work.matrix_flops.total() as f64).round() as u64;
     }
 
     fn end_row(&mut self) {
