@@ -245,6 +245,8 @@ pub struct Attention {
     pub latent_rank: usize,
     /// Channels of a key that all heads share, beside the latent.
     pub decoupled_dim: usize,
+    /// Channels of the latent that queries come from in latent attention; 0 where they are projected in one step.
+    pub query_rank: usize,
 }
 
 impl Default for Attention {
@@ -262,6 +264,7 @@ impl Default for Attention {
             qk_norm: false,
             latent_rank: 0,
             decoupled_dim: 0,
+            query_rank: 0,
         }
     }
 }
@@ -354,6 +357,8 @@ pub struct Layer {
     pub decay_tiles: usize,
     /// Format of activations in HBM and of matrix operands.
     pub activations: Dtype,
+    /// Format of the projection weights in HBM; products run in the wider one of both formats.
+    pub weights: Dtype,
     /// Format of the state between chunks.
     pub state: StateFormat,
     /// Decomposition of products with an f32 state.

@@ -73,13 +73,14 @@ fn schemas_are_schemas() -> Outcome {
 #[test]
 fn every_shipped_file_names_its_schema_and_fits_it() -> Outcome {
     let mut checked = 0;
-    for file in [files("workloads")?, files("hw")?].concat() {
+    for file in [files("workloads")?, files("models")?, files("hw")?].concat() {
         let path = root().join(&file);
         let document = Document::read(&path)?;
-        let kind = match (file.starts_with("hw/"), document.node("stack")) {
-            (true, _) => Kind::Hardware,
-            (false, Some(_)) => Kind::Stack,
-            (false, None) => Kind::Workload,
+        let kind = match (file.split_once('/'), document.node("stack")) {
+            (Some(("hw", _)), _) => Kind::Hardware,
+            (Some(("models", _)), _) => Kind::Model,
+            (_, Some(_)) => Kind::Stack,
+            (_, None) => Kind::Workload,
         };
         let first = document.text().lines().next().unwrap_or_default();
         let named = first

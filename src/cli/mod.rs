@@ -9,6 +9,7 @@ mod fit;
 pub mod hw;
 mod init;
 mod list;
+mod model;
 mod predict;
 mod probe;
 mod roofline;
@@ -122,7 +123,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Time a workload on its chips, check its numerics, write a report
+    /// Time a workload or a model on its chips, check its numerics, write a report
     Run(run::RunArgs),
     /// Time a workload over many values of its fields and of its chips
     Whatif(whatif::WhatifArgs),
@@ -147,7 +148,7 @@ enum Command {
     /// Accelerators: list, show, check, init
     #[command(subcommand)]
     Hw(HwCommand),
-    /// Shipped workloads, and studies for `whatif`
+    /// Shipped workloads and models, and studies for `whatif`
     List,
     /// Second-order solvers side by side: work, definiteness, error, time of the layer
     Whitening(whitening::WhiteningArgs),

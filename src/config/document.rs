@@ -258,6 +258,12 @@ impl Document {
         &self.overrides
     }
 
+    /// Another tree of the same file, for instance one of its blocks completed by what stands elsewhere in it: messages still point into the file.
+    #[must_use]
+    pub(crate) fn with_root(&self, root: Node) -> Self {
+        Self { root, ..self.clone() }
+    }
+
     /// The tree.
     #[must_use]
     pub fn root(&self) -> &Node {

@@ -80,7 +80,7 @@ pub mod fields {
     /// Attention whose query heads share key heads.
     pub const GROUPED_ATTENTION: &[&str] = &["query_heads", "qk_norm"];
     /// Attention whose keys and values come from a latent.
-    pub const LATENT_ATTENTION: &[&str] = &["latent_rank", "decoupled_dim"];
+    pub const LATENT_ATTENTION: &[&str] = &["latent_rank", "decoupled_dim", "query_rank"];
     /// Chunk Gram matrices.
     pub const GRAM: &[&str] = &["gram", "pivot"];
     /// Data-dependent decay.

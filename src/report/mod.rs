@@ -7,6 +7,7 @@
 //! | [`text`] | the report in a terminal |
 //! | [`csv`], [`json`] | data, described in `docs/formats.md` |
 //! | [`stack`] | text, CSV and JSON of a stack of layers |
+//! | [`model`] | text, CSV and JSON of a whole model |
 //! | [`comparison`] | text, CSV and JSON of two results beside each other |
 //! | [`delta_log`], [`delta_log_page`] | decoding with a log of updates: tables, pictures, page |
 //! | [`plot`] | the roofline picture and the stage bars |
@@ -28,6 +29,7 @@ pub mod folder;
 mod format;
 pub mod html;
 pub mod json;
+pub mod model;
 pub mod plot;
 pub mod text;
 pub mod timeline;

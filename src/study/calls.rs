@@ -213,6 +213,7 @@ impl Sizes {
             value_dim: self.value_dim as usize,
             chunk: self.chunk as usize,
             activations,
+            weights: activations,
             state: StateFormat::F32,
             ..usual.clone()
         };

@@ -287,6 +287,16 @@ pub(super) fn lower_for(architecture: Architecture, lowerer: &Lowerer<'_>, plan:
 /// # Errors
 /// At the format of the activations, with the formats the chip has.
 pub fn check_formats(layer: &Layer, chip: &Chip, document: &Document) -> Result<(), ConfigError> {
+    check_formats_at("layer.activations", layer, chip, document)
+}
+
+/// As [`check_formats`], for a file that holds the format of the activations at `path`.
+pub(super) fn check_formats_at(
+    path: &str,
+    layer: &Layer,
+    chip: &Chip,
+    document: &Document,
+) -> Result<(), ConfigError> {
     let native = |dtype| chip.rows_per_cycle(dtype).is_some();
     // State and inverse of every layer are products in f32.
     let decomposes = native(Dtype::Bf16) || native(Dtype::F32);
@@ -305,7 +315,7 @@ pub fn check_formats(layer: &Layer, chip: &Chip, document: &Document) -> Result<
         .map(|d| format!("`{d}`"))
         .collect();
     Err(document.error_at(
-        "layer.activations",
+        path,
         format!(
             "`{}` has no matrix rate for `{lacking}`; it has {}",
             chip.name,
@@ -662,7 +672,7 @@ fn warning(remark: &Remark, chip: &Chip, plan: &Plan, kernel: &Kernel) -> String
     }
 }
 
-fn chip_result(chip: &Chip, plans: Vec<PlanResult>) -> ChipResult {
+pub(super) fn chip_result(chip: &Chip, plans: Vec<PlanResult>) -> ChipResult {
     let mut matrix: Vec<Roof> = chip
         .matrix_unit
         .rows_per_cycle

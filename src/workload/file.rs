@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value as Json};
 
 use super::{DefaultValue, Numeric, Published, PublishedRow, Workload};
-use crate::config::{ConfigError, Document, listed, suggestion};
+use crate::config::{ConfigError, Document, Key, Node, Value, listed, suggestion};
 use crate::dtype::Dtype;
 use crate::graph::Precision;
 use crate::hardware;
@@ -22,7 +22,7 @@ use crate::mechanisms::{self, Granularity, Mechanism, fields, gram_variants};
 
 /// A positive whole number up to [`LARGEST_EXTENT`].
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Size(pub(super) usize);
+pub(crate) struct Size(pub(crate) usize);
 
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -214,6 +214,8 @@ struct LayerFile {
     latent_rank: Option<Size>,
     /// Channels of a key that carry its position and bypass the latent.
     decoupled_dim: Option<Size>,
+    /// Channels of the latent that queries come from; projected in one step where left out.
+    query_rank: Option<Size>,
     /// How the covariance forgets.
     forgetting: Option<Forgetting>,
     /// Steps of conjugate gradients.
@@ -319,7 +321,7 @@ pub(super) fn plan_names(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// Schema of a list of chips: any text, shipped names first.
-pub(super) fn chip_names(_: &mut SchemaGenerator) -> Schema {
+pub(crate) fn chip_names(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
         "minItems": 1,
@@ -574,6 +576,136 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
         inferred: file.inferred,
         defaults,
     })
+}
+
+/// Fields of a layer that a model says once for all its blocks.
+const OF_THE_MODEL: [&str; 8] = [
+    "batch",
+    "tokens",
+    "sequences",
+    "padded_rows",
+    "context",
+    "model_width",
+    "activations",
+    "initial_state",
+];
+
+/// Schema of the mixer of a block of a model: a layer without what the model says for all of them.
+pub(crate) fn mixer_schema(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = LayerFile::json_schema(generator);
+    by_mechanism(&mut schema);
+    if let Some(properties) = schema.get_mut("properties").and_then(Json::as_object_mut) {
+        properties.retain(|name, _| !OF_THE_MODEL.contains(&name.as_str()));
+    }
+    if let Some(required) = schema.get_mut("required").and_then(Json::as_array_mut) {
+        required.retain(|name| name.as_str().is_none_or(|name| !OF_THE_MODEL.contains(&name)));
+    }
+    schema
+}
+
+/// What a model says for the mixers of all its blocks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MixerExtents {
+    /// What is computed.
+    pub(crate) pass: Pass,
+    /// Sequences.
+    pub(crate) batch: usize,
+    /// Tokens of a sequence; those before the decoded one in a decode step.
+    pub(crate) tokens: usize,
+    /// Width of the residual stream.
+    pub(crate) width: usize,
+    /// Format of the activations.
+    pub(crate) activations: Dtype,
+}
+
+/// The layer that the block `path` of a model has as its mixer, in one pass, and the fields that the block leaves out. A block lists the fields of both passes; each
+/// reads its own.
+///
+/// # Errors
+/// At every field of the block that does not fit.
+pub(crate) fn mixer(
+    document: &Document,
+    path: &str,
+    extents: MixerExtents,
+) -> Result<(Layer, Vec<DefaultValue>), ConfigError> {
+    let Some(node) = document.node(path) else {
+        return Err(document.error_at(path, "missing"));
+    };
+    let Value::Map(entries) = &node.value else {
+        return Err(document.error_at(path, "expected a map with the fields of a layer"));
+    };
+    for (key, _) in entries {
+        if OF_THE_MODEL.contains(&key.name.as_str()) {
+            let message = format!("`{}` is said once for the whole model; remove the key", key.name);
+            return Err(document.error_at_key(&format!("{path}.{}", key.name), message));
+        }
+    }
+    let location = document.locate(path);
+    let entry = |name: &str, value: Value| {
+        let key = Key {
+            name: name.to_owned(),
+            location: location.clone(),
+        };
+        let node = Node {
+            value,
+            location: location.clone(),
+        };
+        (key, node)
+    };
+    let size = |n: usize| Value::Int(i64::try_from(n).unwrap_or(i64::MAX));
+    let text = |text: &str| Value::String(text.to_owned());
+    let list = |name: &str| {
+        Value::Seq(vec![Node {
+            value: text(name),
+            location: location.clone(),
+        }])
+    };
+    let pass = extents.pass;
+    let dropped = |name: &str| unread(pass, name) || (pass == Pass::Decode && name == "chunk");
+    let mut layer: Vec<(Key, Node)> = entries
+        .iter()
+        .filter(|(key, _)| !dropped(&key.name))
+        .cloned()
+        .collect();
+    // A name that no layer has is refused where the layer is read; the mechanism decides whether positions matter.
+    let positions = entries
+        .iter()
+        .find_map(|(key, node)| match &node.value {
+            Value::String(name) if key.name == "mechanism" => Mechanism::named(name),
+            _ => None,
+        })
+        .is_some_and(|mechanism| mechanism.uses("context"));
+    layer.push(entry("batch", size(extents.batch)));
+    layer.push(entry("model_width", size(extents.width)));
+    layer.push(entry("activations", text(extents.activations.name())));
+    let pass_name = match pass {
+        Pass::Forward => {
+            layer.push(entry("tokens", size(extents.tokens)));
+            "forward"
+        }
+        Pass::Decode => {
+            if positions {
+                layer.push(entry("context", size(extents.tokens)));
+            }
+            "decode"
+        }
+    };
+    let numeric = ["tokens", "key_heads", "seed"].map(|name| entry(name, size(1)));
+    let root = Value::Map(vec![
+        entry("name", text("mixer")),
+        entry("layer", Value::Map(layer)),
+        entry("plans", list("unfused")),
+        entry("pass", text(pass_name)),
+        entry("hardware", list("tpu-v7x")),
+        entry("numeric", Value::Map(numeric.into_iter().collect())),
+    ]);
+    let workload = resolve(&document.with_root(Node {
+        value: root,
+        location,
+    }))?;
+    let own = |default: &DefaultValue| default.field.starts_with("layer.");
+    let defaults = workload.defaults.into_iter().filter(own);
+    Ok((workload.layer, defaults.collect()))
 }
 
 /// The program does not matter for the names of a plan's rows.
@@ -1091,6 +1223,7 @@ fn layer(
         chunk,
         decay_tiles,
         activations,
+        weights: activations,
         state,
         state_precision,
         gram: GramVariant::Broadcast,
@@ -1264,6 +1397,7 @@ fn attention(
         qk_norm: defaults.or(file.qk_norm, "qk_norm", usual.qk_norm),
         latent_rank: size(file.latent_rank).unwrap_or(0),
         decoupled_dim: size(file.decoupled_dim).unwrap_or(0),
+        query_rank: size(file.query_rank).unwrap_or(0),
     };
     for (field, block) in [("block_q", attention.block_q), ("block_kv", attention.block_kv)] {
         if block > LARGEST_EXTENT {
@@ -1318,9 +1452,14 @@ fn attention(
             );
             errors.push(document.error_at("layer.decoupled_dim", message));
         }
-        if attention.latent_rank > LARGEST_EXTENT {
-            let message = format!("expected at most {LARGEST_EXTENT}");
-            errors.push(document.error_at("layer.latent_rank", message));
+        for (field, rank) in [
+            ("latent_rank", attention.latent_rank),
+            ("query_rank", attention.query_rank),
+        ] {
+            if rank > LARGEST_EXTENT {
+                let message = format!("expected at most {LARGEST_EXTENT}");
+                errors.push(document.error_at(&format!("layer.{field}"), message));
+            }
         }
     }
     let channels = if latent { attention.decoupled_dim } else { key_dim };
