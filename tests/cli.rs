@@ -1035,8 +1035,10 @@ fn help_is_short_and_current() -> Outcome {
         ("explain", &["explain", "-h"]),
         ("whatif", &["whatif", "-h"]),
         ("compare", &["compare", "-h"]),
+        ("decode", &["decode", "-h"]),
     ] {
         let help = succeeds(home.path(), args)?;
+        // The list of commands has a line for each of them.
         let most = if name == "tpusim" { 34 } else { 30 };
         assert!(help.lines().count() <= most, "{name} does not fit a screen");
         let expected = Data::read_from(&folder.join(format!("{name}.txt")), None);

@@ -48,27 +48,21 @@ pub(super) fn append(
     let dims = state_dims(b, layer, &inputs);
     let stored = stored_state(b, layer, &dims);
     let vectors = layer.state_products == StateProducts::Vector;
-    let key = row(b, "x", inputs.write_key);
-    let query = row(b, "q", inputs.query);
-    let read = inputs.read_key.map(|read| {
-        if read == inputs.write_key {
-            key
-        } else {
-            row(b, "r", read)
-        }
-    });
     let bonus = match inputs.beside {
         Beside::Bonus(bonus) => Some(bonus),
         Beside::Nothing | Beside::Skip(..) | Beside::Normaliser(_) => None,
     };
 
+    // Rows of the token are made where they are used: coefficients and replay may be different launches.
     b.stage(Stage::Gram);
     let of_token = match inputs.decay {
         TokenDecay::Log(l) => Some(log_decay_row(b, l)),
         TokenDecay::None | TokenDecay::Factor(_) => None,
     };
+    let mut key = b.dims(inputs.write_key);
+    key.remove(3);
     let extents = Extents {
-        key: b.dims(key),
+        key,
         state: dims,
         decay: of_token.map(|l| b.dims(l)),
     };
@@ -98,10 +92,13 @@ pub(super) fn append(
     };
     // With a bonus the output is read before decay and update.
     let query_at = if bonus.is_some() { At::Before } else { At::Now };
-    let read_weights = read.map(|read| entries.coefficients(b, layer, "r", read, &decays, read_at));
-    let query_weights = entries.coefficients(b, layer, "q", query, &decays, query_at);
+    let read_weights = inputs
+        .read_key
+        .and_then(|read| entries.coefficients(b, layer, "r", read, &decays, read_at));
+    let query_weights = entries.coefficients(b, layer, "q", inputs.query, &decays, query_at);
     if !log.merges() {
-        let entry = b.cast("x_entry", key, log.keys);
+        let entry = row(b, "x", inputs.write_key);
+        let entry = b.cast("x_entry", entry, log.keys);
         b.output(LOG[0], entry);
         if let Decays::Given { now, .. } = decays {
             b.output(LOG[2], now);
@@ -111,6 +108,15 @@ pub(super) fn append(
     b.stage(Stage::StateScan);
     let given = decode_state(b, layer.state, &stored);
     let base = b.cast("B_f32", given, Dtype::F32);
+    let key = row(b, "x", inputs.write_key);
+    let query = row(b, "q", inputs.query);
+    let read = inputs.read_key.map(|read| {
+        if read == inputs.write_key {
+            key
+        } else {
+            row(b, "r", read)
+        }
+    });
     let mut rows = Vec::new();
     for (name, row, at) in read
         .map(|read| ("r", read, read_at))
@@ -141,7 +147,7 @@ pub(super) fn append(
         })
     };
     let prediction = match read {
-        Some(_) => replayed(b, "r", read_weights.flatten()),
+        Some(_) => replayed(b, "r", read_weights),
         None => None,
     };
     let output_read = replayed(b, "q", query_weights);
@@ -455,17 +461,18 @@ impl Entries {
             .map(|decays| b.slice("Lam_L", decays, SLOT, self.count.saturating_sub(1), 1))
     }
 
-    /// `(row . e^(c - Lam_j)) x_j` for every entry, `[B, Hk, R, L, 1]`; none without entries.
+    /// `(row . e^(c - Lam_j)) x_j` for every entry, `[B, Hk, R, L, 1]`, `row` in core layout; none without entries.
     fn coefficients(
         &self,
         b: &mut Builder,
         layer: &Layer,
         name: &str,
-        row: Value,
+        of_token: Value,
         decays: &Decays,
         at: At,
     ) -> Option<Value> {
         let keys = b.cast("x_j", self.keys?, Dtype::F32);
+        let row = row(b, name, of_token);
         let factors = decays.of_entries(b, layer, at);
         let by_channel = factors.filter(|&factors| b.shape(factors).from_end(0) > 1);
         let keys = match by_channel {

@@ -376,7 +376,7 @@ fn delta_log(out: &mut String, rows: &[delta_log::Row]) {
     let _ = writeln!(
         out,
         "## Decoding with a log of updates\n\nEager and DeltaLog decode steps of GDN, KDA and RWKV6 on an H200 (`measurements/h200_deltalog.csv`, Triton kernels of tools/gpu/deltalog), {} rows that enter no fit (`tpusim validate --table \
-deltalog`). Their launches are lowered from the graphs of the mechanisms, with value tiles of 32 columns and no coefficient of their own. `deltalog` is a step averaged over an interval, `split` one whose log is replayed in two kernels. \
+deltalog`). Their launches are lowered from the graphs of the mechanisms, with the value tiles of those kernels and no coefficient of their own. `deltalog` is a step averaged over an interval, `split` one whose log is replayed in two kernels. \
 Predicted with the calibration in use, and with fits that had seen no row of the H200; no shape of them is in any fit. `speedup` is the median error of the predicted gain over the eager step. [deltalog.md](deltalog.md) sets predictions beside \
 the DeltaLog paper.\n\n| mechanism | step | rows | median / p90 % | bias % | H200 left out | speedup % |\n|---|---|---:|---:|---:|---:|---:|",
         rows.len()

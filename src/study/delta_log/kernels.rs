@@ -9,8 +9,9 @@ use crate::layer::{DeltaLog, Layer, Merge};
 use crate::mechanisms::LOG;
 use crate::study::interval::{MERGE, at, lower_merge, lower_step};
 
-/// Value columns of a program of a GPU kernel. Source: the width that the Triton kernels of tools/gpu/deltalog are fastest with in most of the measured steps.
-const VALUE_TILE: u64 = 32;
+/// Value columns of a program of a GPU kernel, of a step without entries to replay and of one with some. Source: the widths that the Triton kernels of
+/// tools/gpu/deltalog are fastest with in most measured steps of 64 and more sequences (measurements/h200_deltalog.json).
+const VALUE_TILES: [u64; 2] = [64, 32];
 
 /// How the log is replayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -46,6 +47,14 @@ pub enum Step {
 }
 
 impl Step {
+    /// Entries that are replayed.
+    const fn entries(self) -> usize {
+        match self {
+            Step::Eager => 0,
+            Step::Append(entries) | Step::AppendMerge(entries) | Step::Merge(entries) => entries,
+        }
+    }
+
     /// The layer whose graph has this step; lengths beyond the interval of the layer's log lengthen it.
     fn layer(self, layer: &Layer, log: DeltaLog) -> Layer {
         let log = match self {
@@ -105,27 +114,33 @@ pub(super) fn kernels(
         Step::Eager | Step::Append(_) | Step::AppendMerge(_) => lower_step(&layer, &[architecture], &plans)?,
     };
     let mut kernels: Vec<Kernel> = lowered.into_iter().flatten().flatten().collect();
-    if architecture == Architecture::Gpu {
-        for kernel in &mut kernels {
-            on_gpu(kernel, &layer, replay);
-        }
+    for kernel in &mut kernels {
+        cut(kernel, &layer, step, replay, architecture);
     }
     Ok(kernels)
 }
 
-/// A program of a GPU kernel works on some value columns of one state; a kernel of coefficients on all of it.
-fn on_gpu(kernel: &mut Kernel, layer: &Layer, replay: Replay) {
-    kernel.units_per_program = Some(1);
+/// Cuts a kernel into programs: on a GPU a program works on some value columns of one state, on a TPU on whole states but in split replay; a kernel of coefficients
+/// works on whole states.
+fn cut(kernel: &mut Kernel, layer: &Layer, step: Step, replay: Replay, architecture: Architecture) {
+    let gpu = architecture == Architecture::Gpu;
+    if gpu {
+        kernel.units_per_program = Some(1);
+    }
     let columns = layer.value_dim as u64;
     let holds_state = kernel.label == MERGE || kernel.ops.iter().any(|op| op.stage == Stage::StateScan);
     if !holds_state {
         return;
     }
     let tile = match replay {
-        Replay::Whole => VALUE_TILE.min(columns),
+        Replay::Whole if gpu => VALUE_TILES[usize::from(step.entries() > 0)].min(columns),
+        Replay::Whole => return,
         Replay::Split(programs) => columns.div_ceil(programs.max(1)),
     };
     kernel.implementation.value_tile = Some(tile);
+    if !gpu {
+        return;
+    }
     kernel.implementation.tile_columns = Some(tile);
     // What is not cut by value columns is fetched by every program; the level-2 cache serves the repeats.
     let by_column = |name: &str| name == STATE || name == LOG[1] || name == VALUES;
