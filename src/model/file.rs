@@ -216,6 +216,8 @@ struct PublishedRowFile {
     method: String,
     /// Plan of the decode steps that stands for it; none where left out.
     plan: Option<String>,
+    /// `log_interval` of the mixers that stand for it; a dense state where left out.
+    log_interval: Option<Size>,
     /// Time per output token, in milliseconds.
     #[schemars(extend("exclusiveMinimum" = 0))]
     time_ms: f64,
@@ -226,7 +228,9 @@ fn formats(_: &mut SchemaGenerator) -> Schema {
 }
 
 fn plan_name(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "enum": Plan::NAMES })
+    let mut names = Plan::NAMES.to_vec();
+    names.push(Plan::SPLIT);
+    json_schema!({ "enum": names })
 }
 
 /// JSON schema of a model, from the structs that read it.
@@ -450,12 +454,12 @@ impl PlanFile {
     fn choice(&self, document: &Document, path: &str, pass: Pass) -> Result<PlanChoice, ConfigError> {
         let one = Program { heads: 1, chunks: 1 };
         for (field, name) in [("tpu", &self.tpu), ("gpu", &self.gpu)] {
-            let known = match pass {
-                Pass::Forward => Plan::named(name, one),
-                Pass::Decode => Plan::decode(name),
+            let (known, names) = match pass {
+                Pass::Forward => (Plan::named(name, one), &Plan::NAMES[..]),
+                Pass::Decode => (Plan::decode(name), &Plan::DECODE_NAMES[..]),
             };
             if known.is_none() {
-                let tail = suggestion(name, &Plan::NAMES, "plans");
+                let tail = suggestion(name, names, "plans");
                 let message = format!("unknown plan `{name}` of this pass; {tail}");
                 return Err(document.error_at(&format!("{path}.{field}"), message));
             }
@@ -539,7 +543,7 @@ fn published(
         if let Some(plan) = &row.plan
             && Plan::decode(plan).is_none()
         {
-            let tail = suggestion(plan, &Plan::NAMES, "plans");
+            let tail = suggestion(plan, &Plan::DECODE_NAMES, "plans");
             let message = format!("unknown plan `{plan}` of a decode step; {tail}");
             errors.push(document.error_at(&format!("published.decode.{i}.plan"), message));
         }
@@ -547,6 +551,7 @@ fn published(
             batch: row.batch.0,
             method: row.method.clone(),
             plan: row.plan.clone(),
+            log_interval: row.log_interval.map(|size| size.0),
             time_us: row.time_ms * 1e3,
         });
     }

@@ -137,6 +137,8 @@ pub struct PublishedPoint {
     pub method: String,
     /// Plan of the decode steps it is compared with; `None` for a method that no plan here stands for.
     pub plan: Option<String>,
+    /// Interval of the log of its decode steps; `None` for a dense state.
+    pub log_interval: Option<usize>,
     /// Time per output token, in microseconds.
     pub time_us: f64,
 }

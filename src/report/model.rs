@@ -63,7 +63,9 @@ pub struct LaunchResult {
     pub stage: String,
     /// What it does.
     pub title: String,
-    /// Time.
+    /// Launches in one pass: 1, or the share of the decode steps of an interval that have it.
+    pub times: f64,
+    /// Time of one.
     pub time_us: f64,
     /// What binds it.
     pub bound: Bound,

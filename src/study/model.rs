@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 
+use super::interval::lower_plans;
 use super::predict;
 use super::run::{
     Chips, PeakRates, RunError, check_formats_at, chip_result, family, interval_words, lower_for,
@@ -15,7 +16,7 @@ use crate::hardware::{self, Architecture, Chip};
 use crate::kernels::library::{self, CaseError, Formats, Params};
 use crate::kernels::{Group, Kernel, Lowerer, Plan, Program};
 use crate::layer::{Layer, Pass};
-use crate::mechanisms::{self, LayerGraph};
+use crate::mechanisms::{self, Granularity};
 use crate::model::graphs::{self, BlockFormats, Routing, weights};
 use crate::model::{Block, DecodePoint, Experts, FeedForward, Model, PrefillPoint};
 use crate::report::model::{
@@ -200,20 +201,19 @@ impl Bench<'_> {
             part: block.name.clone(),
             source,
         };
-        let LayerGraph { graph, core } = mechanisms::build(layer).map_err(build)?;
-        let padding = 1.0 - layer.tokens as f64 / layer.padded_tokens() as f64;
-        let lowerer = Lowerer::new(&graph, core.value, padding);
-        // The reader has checked the names.
-        let kernels = plan.map_or_else(Vec::new, |plan| {
-            lower_for(self.chip.architecture, &lowerer, &plan)
-        });
-        let kernels = kernels.into_iter().map(|kernel| {
+        let graph = mechanisms::build(layer).map_err(build)?.graph;
+        // The reader has checked the names of plans.
+        let plans: Vec<Plan> = plan.into_iter().collect();
+        let lowered = lower_plans(layer, &[self.chip.architecture], &plans).map_err(build)?;
+        let kernels = lowered.into_iter().flatten().flatten().map(|kernel| {
             let family = family(&kernel, layer, self.chip);
             (kernel, family)
         });
+        let mut kept = kept(&graph);
+        kept.extend(mechanisms::LOG.map(str::to_owned));
         Ok(Launches {
             kernels: kernels.collect(),
-            kept: kept(&graph),
+            kept,
             expert_rows: None,
         })
     }
@@ -368,21 +368,25 @@ impl Bench<'_> {
                 .check(kernel, time.total_us, time.hbm_bytes)
                 .map_err(invariant)?;
             let interval = hardware::shipped_calibration().interval(family, self.chip, time.total_us);
-            let add = |sum: Option<f64>, us: Option<f64>| Some(sum? + us?);
+            // A launch that only some steps of an interval have counts with its share of them.
+            let share = kernel.share;
+            let of_pass = |count: u64| (share * count as f64).round() as u64;
+            let add = |sum: Option<f64>, us: Option<f64>| Some(sum? + share * us?);
             result.low_us = add(result.low_us, interval.map(|interval| interval.low_us));
             result.high_us = add(result.high_us, interval.map(|interval| interval.high_us));
-            result.time_us += time.total_us;
-            result.flops += kernel.work.matrix_flops.total();
-            result.hbm_bytes += time.hbm_bytes;
+            result.time_us += share * time.total_us;
+            result.flops += of_pass(kernel.work.matrix_flops.total());
+            result.hbm_bytes += of_pass(time.hbm_bytes);
             result.launches.push(LaunchResult {
                 stage: kernel.label.clone(),
                 title: kernel.title.clone(),
+                times: share,
                 time_us: time.total_us,
                 bound: time.bound,
                 hbm_bytes: time.hbm_bytes,
             });
-            if time.total_us > longest_us {
-                longest_us = time.total_us;
+            if share * time.total_us > longest_us {
+                longest_us = share * time.total_us;
                 result.longest.clone_from(&kernel.label);
                 result.bound = time.bound;
             }
@@ -470,6 +474,20 @@ fn held(block: &Block, model: &Model) -> Result<Held, ModelError> {
         parameters,
         active,
         bytes,
+    })
+}
+
+/// Bytes of the log that a decode step keeps beside its states, one sequence; 0 without one.
+fn log_bytes(layer: &Layer) -> u64 {
+    let decays = match (layer.mechanism.granularity)(layer) {
+        Granularity::None => 0,
+        Granularity::Scalar => 1,
+        Granularity::Tiles(tiles) => tiles,
+        Granularity::Channel => layer.key_dim,
+    };
+    layer.log.map_or(0, |log| {
+        let entry = log.entry_bytes(layer.key_dim as u64, layer.value_dim as u64, decays as u64);
+        (layer.value_heads * log.slots()) as u64 * entry
     })
 }
 
@@ -593,7 +611,7 @@ fn timed(
         let of_block = |block: &Block| block.count as u64 * of(&point.layer(block));
         model.blocks.iter().map(of_block).sum()
     };
-    let states = sum(&Layer::state_bytes);
+    let states = sum(&|layer| layer.state_bytes() + log_bytes(layer));
     let convolutions = sum(&Layer::convolution_state_bytes);
     let caches = sum(&|layer| layer.cache_bytes(point.seen()));
     let activation_bytes = most_bytes + stream_bytes as u64;
@@ -666,12 +684,18 @@ fn published(model: &Model, chip: &Chip, point: Point, (plan, time_us): (&str, f
     if published.chip != chip.name {
         return Vec::new();
     }
+    let mixers = model.blocks.iter().map(|block| &block.decode_mixer);
+    let log = mixers
+        .filter_map(|layer| layer.log)
+        .map(|log| log.interval)
+        .next();
     let of_batch = published.points.iter().filter(|row| row.batch == point.batch);
     of_batch
         .map(|row| PublishedTime {
             method: row.method.clone(),
             published_us: row.time_us,
-            error_percent: (row.plan.as_deref() == Some(plan)).then(|| 100.0 * (time_us / row.time_us - 1.0)),
+            error_percent: (row.plan.as_deref() == Some(plan) && row.log_interval == log)
+                .then(|| 100.0 * (time_us / row.time_us - 1.0)),
         })
         .collect()
 }
@@ -706,7 +730,7 @@ pub fn run_model(request: ModelRequest<'_>) -> Result<ModelResult, ModelError> {
                 count: block.count as u64,
                 parameters: held.parameters,
                 active_parameters: held.active,
-                state_bytes: layer.state_bytes(),
+                state_bytes: layer.state_bytes() + log_bytes(&layer),
                 convolution_state_bytes: layer.convolution_state_bytes(),
                 cache_bytes_per_token: layer.cache_bytes_per_token(),
             }

@@ -593,7 +593,6 @@ const OF_THE_MODEL: [&str; 8] = [
 /// Schema of the mixer of a block of a model: a layer without what the model says for all of them.
 pub(crate) fn mixer_schema(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = LayerFile::json_schema(generator);
-    by_mechanism(&mut schema);
     if let Some(properties) = schema.get_mut("properties").and_then(Json::as_object_mut) {
         properties.retain(|name, _| !OF_THE_MODEL.contains(&name.as_str()));
     }
