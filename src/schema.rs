@@ -11,6 +11,7 @@ use clap::ValueEnum;
 use schemars::generate::SchemaSettings;
 use serde_json::Value;
 
+use crate::study::whatif;
 use crate::{hardware, workload};
 
 /// A kind of YAML file.
@@ -20,13 +21,15 @@ pub enum Kind {
     Workload,
     /// Layers of several kinds, each a workload of its own
     Stack,
+    /// A question about a workload, and the points that answer it
+    Study,
     /// An accelerator
     Hardware,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 3] = [Kind::Workload, Kind::Stack, Kind::Hardware];
+    pub const ALL: [Kind; 4] = [Kind::Workload, Kind::Stack, Kind::Study, Kind::Hardware];
 
     /// Name on the command line.
     #[must_use]
@@ -34,6 +37,7 @@ impl Kind {
         match self {
             Kind::Workload => "workload",
             Kind::Stack => "stack",
+            Kind::Study => "study",
             Kind::Hardware => "hardware",
         }
     }
@@ -54,6 +58,7 @@ impl Kind {
         let schema = match self {
             Kind::Workload => workload::schema(generator),
             Kind::Stack => workload::stack_schema(generator),
+            Kind::Study => whatif::file::schema(generator),
             Kind::Hardware => hardware::schema(generator),
         };
         let mut value = schema.to_value();

@@ -194,7 +194,7 @@ impl<R: Real> Run<'_, R> {
     /// An input, rounded to its format where it is not of that format already.
     fn input(&mut self, step: &Step, given: Option<Tensor<R>>) -> Result<Outcome<R>, ExecuteError> {
         let ty = &step.node.results[0];
-        let name = || step.node.name.clone();
+        let name = || step.node.name.to_string();
         let Some(tensor) = given else {
             return Err(ExecuteError::MissingInput {
                 name: name(),
@@ -246,7 +246,7 @@ impl<R: Real> Run<'_, R> {
         let finish = self.finish(step);
         let dims = step.node.results[0].shape.dims();
         let meaningless = |problem: &str| ExecuteError::Meaningless {
-            name: step.node.name.clone(),
+            name: step.node.name.to_string(),
             stage: step.node.stage,
             problem: problem.to_owned(),
         };
