@@ -48,7 +48,7 @@ pub enum ExecuteError {
         /// Name of the input.
         name: String,
         /// Its shape.
-        expected: Shape,
+        expected: Box<Shape>,
     },
     /// The array given for an input has another shape.
     #[error("input `{name}` is {expected}, its values are {found}")]
@@ -56,9 +56,9 @@ pub enum ExecuteError {
         /// Name of the input.
         name: String,
         /// Shape in the graph.
-        expected: Shape,
+        expected: Box<Shape>,
         /// Shape of the array.
-        found: Shape,
+        found: Box<Shape>,
     },
     /// A value to be kept is not one of the graph's.
     #[error("the graph has no result {port} of a node {node}")]
@@ -198,14 +198,14 @@ impl<R: Real> Run<'_, R> {
         let Some(tensor) = given else {
             return Err(ExecuteError::MissingInput {
                 name: name(),
-                expected: ty.shape.clone(),
+                expected: Box::new(ty.shape.clone()),
             });
         };
         if tensor.shape() != ty.shape.dims() {
-            let found = Shape::new(tensor.shape());
+            let found = Box::new(Shape::new(tensor.shape()));
             return Err(ExecuteError::InputShape {
                 name: name(),
-                expected: ty.shape.clone(),
+                expected: Box::new(ty.shape.clone()),
                 found,
             });
         }
