@@ -11,6 +11,7 @@ use clap::ValueEnum;
 use schemars::generate::SchemaSettings;
 use serde_json::Value;
 
+use crate::study::whatif;
 use crate::{hardware, model, workload};
 
 /// A kind of YAML file.
@@ -20,6 +21,8 @@ pub enum Kind {
     Workload,
     /// Layers of several kinds, each a workload of its own
     Stack,
+    /// A question about a workload, and the points that answer it
+    Study,
     /// A model: blocks of layers between an embedding and a head
     Model,
     /// An accelerator
@@ -28,7 +31,13 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 4] = [Kind::Workload, Kind::Stack, Kind::Model, Kind::Hardware];
+    pub const ALL: [Kind; 5] = [
+        Kind::Workload,
+        Kind::Stack,
+        Kind::Study,
+        Kind::Model,
+        Kind::Hardware,
+    ];
 
     /// Name on the command line.
     #[must_use]
@@ -36,6 +45,7 @@ impl Kind {
         match self {
             Kind::Workload => "workload",
             Kind::Stack => "stack",
+            Kind::Study => "study",
             Kind::Model => "model",
             Kind::Hardware => "hardware",
         }
@@ -57,6 +67,7 @@ impl Kind {
         let schema = match self {
             Kind::Workload => workload::schema(generator),
             Kind::Stack => workload::stack_schema(generator),
+            Kind::Study => whatif::file::schema(generator),
             Kind::Model => model::schema(generator),
             Kind::Hardware => hardware::schema(generator),
         };

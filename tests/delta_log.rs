@@ -122,7 +122,7 @@ fn every_mechanism_with_one_update_per_token_takes_a_log() {
 
 /// Named inputs of a graph.
 fn by_name(graph: &Graph, inputs: &BTreeMap<NodeId, Tensor<f64>>) -> BTreeMap<String, Tensor<f64>> {
-    let of = |(id, node): (NodeId, &tpusim::graph::Node)| (node.name.clone(), inputs[&id].clone());
+    let of = |(id, node): (NodeId, &tpusim::graph::Node)| (node.name.to_string(), inputs[&id].clone());
     graph.inputs().map(of).collect()
 }
 
@@ -145,7 +145,7 @@ fn outputs_and_states_are_those_of_the_eager_steps() {
             let built: LayerGraph = build(layer).expect("builds");
             let mut inputs = seeded_inputs(&built.graph, 5);
             for (id, node) in built.graph.inputs() {
-                if let Some(tensor) = given.and_then(|given| given.get(&node.name)) {
+                if let Some(tensor) = given.and_then(|given| given.get(node.name.as_str())) {
                     inputs.insert(id, tensor.clone());
                 }
             }

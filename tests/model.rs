@@ -61,13 +61,13 @@ fn parameters_are_those_of_the_checkpoints() -> Outcome {
     assert_eq!(result.active_parameters, 3_874_929_408);
     // "35B in total and 3B activated" (model card), embedding and head among them.
     let result = run("qwen3_6_35b_a3b", &SMALL, &["tpu-v7x"])?;
-    assert_eq!((result.parameters as f64 / 1e9).round(), 35.0);
-    assert_eq!((result.active_parameters as f64 / 1e9).round(), 3.0);
+    assert_eq!((result.parameters as f64 / 1e9).round() as u64, 35);
+    assert_eq!((result.active_parameters as f64 / 1e9).round() as u64, 3);
     // "3B activated parameters and 48B total parameters" (report), embedding and head left out.
     let result = run("kimi_linear_48b_a3b", &SMALL, &["tpu-v7x"])?;
     let ends = 2.0 * 163_840.0 * 2304.0;
-    assert_eq!(((result.parameters as f64 - ends) / 1e9).round(), 48.0);
-    assert_eq!(((result.active_parameters as f64 - ends) / 1e9).round(), 3.0);
+    assert_eq!(((result.parameters as f64 - ends) / 1e9).round() as u64, 48);
+    assert_eq!(((result.active_parameters as f64 - ends) / 1e9).round() as u64, 3);
     Ok(())
 }
 
@@ -83,7 +83,7 @@ fn public_configurations_have_the_parameters_of_their_checkpoints() -> Outcome {
     }
     // "671B total parameters with 37B activated for each token" (report, arXiv 2412.19437), the layer that predicts a further token left out.
     let deepseek = run_config("deepseek_v3", &SMALL)?;
-    assert_eq!((deepseek.parameters as f64 / 1e9).round(), 671.0);
+    assert_eq!((deepseek.parameters as f64 / 1e9).round() as u64, 671);
     assert_eq!((deepseek.active_parameters as f64 / 1e9).floor(), 37.0);
     assert_eq!(
         (deepseek.weights.as_str(), deepseek.activations.as_str()),
@@ -298,7 +298,7 @@ fn grouped_experts_agree_with_every_token_on_its_own() -> Outcome {
         )?;
         let named: Inputs = seeded_inputs(&any, 5)
             .into_iter()
-            .map(|(id, tensor)| (any.node(id).name.clone(), tensor))
+            .map(|(id, tensor)| (any.node(id).name.to_string(), tensor))
             .collect();
         let (expected, choices) = token_by_token(&experts, &named, rows, width);
 

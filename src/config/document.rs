@@ -133,6 +133,14 @@ impl Document {
         Ok(())
     }
 
+    /// Changes one field without listing it among the overrides: for values that take each other's place, one file after the other.
+    ///
+    /// # Errors
+    /// As [`Document::assign`].
+    pub fn put(&mut self, assignment: &Assignment) -> Result<(), ConfigError> {
+        assignment.apply(&mut self.root)
+    }
+
     /// A copy with some fields changed.
     ///
     /// # Errors

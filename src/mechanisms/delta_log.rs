@@ -242,7 +242,7 @@ pub fn build_merge(layer: &Layer, entries: usize) -> Result<Option<MergeGraph>, 
             return None;
         };
         let ty = &node.results[0];
-        Some(b.input(name, ty.shape.dims().to_vec(), ty.dtype, role, init))
+        Some(b.input(name, ty.shape.dims(), ty.dtype, role, init))
     };
     let stored: Vec<Value> = STATE.iter().filter_map(|name| named(name)).collect();
     let [keys, updates, decays] = LOG.map(&mut named);

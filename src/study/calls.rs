@@ -425,7 +425,7 @@ fn below_the_diagonal(sizes: Sizes, activations: Dtype, launches: &mut Vec<Launc
         .find(|launch| launch.kernel.label == Stage::Inverse.name());
     if let Some(launch) = solve {
         launch.kernel.reads.push(Transfer {
-            name: "operands of pairs of blocks".to_owned(),
+            name: "operands of pairs of blocks".into(),
             bytes,
             dtype: activations,
             role: Role::Activation,
@@ -498,7 +498,7 @@ fn decayed_keys(sizes: Sizes, activations: Dtype, launches: &mut [Launch]) {
     }
     let prepared = scan.kernel.split_preparation();
     let written = Transfer {
-        name: "keys decayed to the end of the chunk".to_owned(),
+        name: "keys decayed to the end of the chunk".into(),
         bytes: sizes.batch * sizes.tokens * sizes.value_heads * sizes.key_dim * activations.bytes(),
         dtype: activations,
         role: Role::Activation,
@@ -680,7 +680,7 @@ fn decode(case: &Case<'_>, mechanism: &'static Mechanism) -> Result<Vec<Launch>,
     let sums = outputs * 4.0;
     let parts = sizes.key_dim.div_ceil(rows) as f64;
     kernel.writes.push(Transfer {
-        name: "sums of the output".to_owned(),
+        name: "sums of the output".into(),
         bytes: (parts * sums) as u64,
         dtype: Dtype::F32,
         role: Role::Activation,

@@ -125,7 +125,7 @@ pub fn run_steps<R: Real>(
         {
             let merged = merged(&now, graph, &current, log.interval, arithmetic)?;
             for ((_, node), before) in graph.inputs().zip(&mut current) {
-                if let Some(next) = merged.get(&node.name) {
+                if let Some(next) = merged.get(node.name.as_str()) {
                     before.clone_from(next);
                 }
             }

@@ -20,5 +20,5 @@ pub mod whitening;
 pub use check::{CheckError, Estimate, Extent, check, checked_layer, estimate};
 pub use model::{ModelError, ModelRequest, run_model};
 pub use run::{Chips, RunError, RunRequest, run};
-pub use stack::{StackRequest, run_stack};
+pub use stack::{LayerRun, StackRequest, StackRun, run_layers, run_stack};
 pub use whitening::{WhiteningError, WhiteningRequest};

@@ -90,7 +90,7 @@ impl Launches {
                 .reads
                 .iter()
                 .chain(&kernel.writes)
-                .filter(|transfer| !self.kept.contains(&transfer.name))
+                .filter(|transfer| !self.kept.contains(transfer.name.as_str()))
                 .map(|transfer| transfer.bytes)
                 .sum::<u64>()
         };
@@ -108,13 +108,13 @@ fn kept(graph: &Graph) -> BTreeSet<String> {
     let mut names: BTreeSet<String> = graph
         .inputs()
         .filter(|(_, node)| matches!(node.op, Op::Input { role, .. } if held(role)))
-        .map(|(_, node)| node.name.clone())
+        .map(|(_, node)| node.name.to_string())
         .collect();
     let replaced: Vec<String> = graph
         .outputs()
         .iter()
         .filter(|(name, _)| names.contains(name))
-        .map(|(_, value)| graph.node(value.node).name.clone())
+        .map(|(_, value)| graph.node(value.node).name.to_string())
         .collect();
     names.extend(replaced);
     names

@@ -1,6 +1,6 @@
 //! `run`: one workload, all its plans, on several chips.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::interval::lower_plans;
 use super::predict;
@@ -466,23 +466,27 @@ pub fn interval(
 
 /// Family of measured kernels that a launch of a layer is closest to: its residuals make the interval.
 pub(super) fn family(kernel: &Kernel, layer: &Layer, chip: &Chip) -> String {
-    let stages: BTreeSet<Stage> = kernel.ops.iter().map(|op| op.stage).collect();
-    let dense = |stage: &Stage| {
+    predict::family(operation(kernel, layer), chip.architecture)
+}
+
+/// The measured operation that a kernel of a layer counts as.
+pub(super) fn operation(kernel: &Kernel, layer: &Layer) -> &'static str {
+    let mut stages = kernel.ops.iter().map(|op| op.stage);
+    let dense = |stage: Stage| {
         matches!(
             stage,
             Stage::Projections | Stage::OutputNorm | Stage::OutputProjection
         )
     };
-    let op = if stages.contains(&Stage::Attention) {
+    if stages.clone().any(|stage| stage == Stage::Attention) {
         "flash_attention"
-    } else if !stages.is_empty() && stages.iter().all(dense) {
+    } else if !kernel.ops.is_empty() && stages.all(dense) {
         "matmul"
     } else if layer.pass == Pass::Decode {
         "gdn_decode"
     } else {
         "gdn_chunk"
-    };
-    predict::family(op, chip.architecture)
+    }
 }
 
 /// The rates that no kernel of a chip exceeds.

@@ -240,6 +240,15 @@ impl ProgramKey {
 }
 
 impl Timer {
+    /// The same buffers for another kernel.
+    #[must_use]
+    pub fn for_another_kernel(mut self) -> Self {
+        self.costs_of = None;
+        self.registers_of = None;
+        self.found.clear();
+        self
+    }
+
     /// Times `kernel` on `chip`. A timer belongs to one kernel; chips with the same `core` have to agree in all that a core is.
     pub fn time(&mut self, kernel: &Kernel, prepared: &Prepared, chip: &Chip, core: u64) -> KernelFigures {
         let (form, cutting) = self.best(kernel, prepared, chip, core, &mut Vec::new());
@@ -336,7 +345,7 @@ impl Timer {
         let unit = &chip.vector_unit;
         let shape = (unit.lanes, unit.sublanes, chip.architecture);
         if self.registers_of != Some(shape) {
-            self.registers = program::registers(form.kernel, chip);
+            program::registers(form.kernel, chip, &mut self.registers);
             self.registers_of = Some(shape);
         }
         if self.costs_of != Some((core, value_parts)) {
@@ -659,7 +668,7 @@ fn value_parts(form: &Form<'_>, chip: &Chip, capacity: u64, remarks: &mut Vec<Re
     // A decode step on the vector unit has no products.
     let of_tensors = || {
         by_value().filter_map(|op| match &op.kind {
-            OpKind::Vector { dims, .. } => dims.last().map(|&columns| columns as u64),
+            OpKind::Vector { dims, .. } => dims.dims().last().map(|&columns| columns as u64),
             _ => None,
         })
     };

@@ -440,10 +440,25 @@ pub fn check_schema(document: &Document) -> Result<(), ConfigError> {
 /// # Errors
 /// Everything that does not fit, each at its place.
 pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
+    let mut defaults = Vec::new();
+    let workload = resolve_with(document, Some(&mut defaults))?;
+    Ok(Workload { defaults, ..workload })
+}
+
+/// As [`resolve`]; `defaults` takes the fields that the file leaves out, where somebody asks for them.
+pub(super) fn resolve_with(
+    document: &Document,
+    mut defaults: Option<&mut Vec<DefaultValue>>,
+) -> Result<Workload, ConfigError> {
     let file: WorkloadFile = document.deserialize()?;
     let mut errors = Vec::new();
-    let mut defaults = Vec::new();
-    let layer = layer(&file.layer, file.pass, document, &mut defaults, &mut errors);
+    let layer = layer(
+        &file.layer,
+        file.pass,
+        document,
+        defaults.as_deref_mut(),
+        &mut errors,
+    );
     let mut complain = |path: &str, message: String| errors.push(document.error_at(path, message));
     if file.name.is_empty()
         || !file
@@ -490,7 +505,10 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
             chunks: (tokens.0 / chunk).max(1) as u64,
         }
     } else {
-        if file.pass == Pass::Forward && file.layer.mechanism.uses("chunk") {
+        if let Some(defaults) = defaults
+            && file.pass == Pass::Forward
+            && file.layer.mechanism.uses("chunk")
+        {
             defaults.push(DefaultValue {
                 field: "program".to_owned(),
                 value: "one head and one chunk".to_owned(),
@@ -574,7 +592,7 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
         },
         published,
         inferred: file.inferred,
-        defaults,
+        defaults: Vec::new(),
     })
 }
 
@@ -889,7 +907,7 @@ fn layer(
     file: &LayerFile,
     pass: Pass,
     document: &Document,
-    defaults: &mut Vec<DefaultValue>,
+    defaults: Option<&mut Vec<DefaultValue>>,
     errors: &mut Vec<ConfigError>,
 ) -> Option<Layer> {
     let before = errors.len();
@@ -958,9 +976,16 @@ fn layer(
             ),
         );
     }
+    let written: &[(Key, Node)] = match document.node("layer").map(|node| &node.value) {
+        Some(Value::Map(entries)) => entries,
+        _ => &[],
+    };
     for field in optional_fields() {
+        if !written.iter().any(|(key, _)| key.name == field) {
+            continue;
+        }
         let (used, unread) = (mechanism.uses(field), unread(pass, field));
-        if (used && !unread) || document.node(&format!("layer.{field}")).is_none() {
+        if used && !unread {
             continue;
         }
         if used {
@@ -1553,16 +1578,19 @@ fn unread(pass: Pass, field: &str) -> bool {
 struct Defaults<'a> {
     mechanism: &'static Mechanism,
     pass: Pass,
-    list: &'a mut Vec<DefaultValue>,
+    list: Option<&'a mut Vec<DefaultValue>>,
 }
 
 impl Defaults<'_> {
     /// The written value, or the usual one, which is listed if the mechanism reads the field.
     fn or<T: serde::Serialize>(&mut self, written: Option<T>, field: &str, usual: T) -> T {
         written.unwrap_or_else(|| {
-            if self.mechanism.uses(field) && !unread(self.pass, field) {
+            if let Some(list) = &mut self.list
+                && self.mechanism.uses(field)
+                && !unread(self.pass, field)
+            {
                 let value = serde_json::to_string(&usual).unwrap_or_default();
-                self.list.push(DefaultValue {
+                list.push(DefaultValue {
                     field: format!("layer.{field}"),
                     value: value.trim_matches('"').to_owned(),
                 });

@@ -283,6 +283,14 @@ pub fn from_document(document: &Document) -> Result<Workload, ConfigError> {
     resolve(document)
 }
 
+/// As [`from_document`], without the list of the fields that the document leaves out.
+///
+/// # Errors
+/// As [`from_document`].
+pub(crate) fn without_defaults(document: &Document) -> Result<Workload, ConfigError> {
+    file::resolve_with(document, None)
+}
+
 /// The baseline of a workload that was loaded from `of`: a path relative to that file, or a shipped name.
 ///
 /// # Errors

@@ -10,7 +10,7 @@ use crate::mechanisms::LOG;
 use crate::study::interval::{MERGE, at, lower_merge, lower_step};
 
 /// Value columns of a program of a GPU kernel, of a step without entries to replay and of one with some. Source: the widths that the Triton kernels of
-/// tools/gpu/deltalog are fastest with in most measured steps of 64 and more sequences (measurements/h200_deltalog.json).
+/// `tools/gpu/deltalog` are fastest with in most measured steps of 64 and more sequences (`measurements/h200_deltalog.json`).
 const VALUE_TILES: [u64; 2] = [64, 32];
 
 /// How the log is replayed.
