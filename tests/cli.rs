@@ -693,7 +693,7 @@ fn lists_name_everything_shipped() -> Outcome {
             .collect())
     };
     for (command, folders) in [
-        (&["list"][..], &["workloads", "workloads/studies"][..]),
+        (&["list"][..], &["workloads", "workloads/studies", "models"][..]),
         (&["hw", "list"][..], &["hw"][..]),
     ] {
         let listed = json(home.path(), &[command, &["--format", "json"]].concat())?;
@@ -791,7 +791,7 @@ fn what_init_writes_names_the_schema_that_is_printed() -> Outcome {
     }
     for format in ["table", "csv"] {
         let list = succeeds(home.path(), &["schema", "--format", format])?;
-        assert_eq!(list.lines().count(), 4, "{list}");
+        assert_eq!(list.lines().count(), 6, "{list}");
     }
     assert_eq!(
         json(home.path(), &["schema", "--format", "json"])?

@@ -309,7 +309,7 @@ impl Bench<'_> {
     /// The grouped product `[m, k] x [groups, k, n]` as measured kernels run it: a tile of its own choice on a TPU, on a GPU row blocks of as many rows as an expert has.
     fn grouped(&self, stage: Stage, [m, k, n, groups]: [usize; 4]) -> Result<Vec<Kernel>, CaseError> {
         let tpu = self.chip.architecture == Architecture::Tpu;
-        let sizes = format!("m={m};k={k};n={n};groups={groups}");
+        let sizes = format!("m={m};k={k};n={n};groups={groups};sizes=even");
         let (op, params) = if tpu {
             ("ragged_dot_v2", sizes)
         } else {
