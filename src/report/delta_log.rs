@@ -261,6 +261,8 @@ pub fn gains(tables: &DeltaLogTables) -> Table {
         Column::number("by bytes", "traffic_ratio"),
         Column::number("by bytes of state and log", "state_traffic_ratio"),
         Column::number("writes of state and log", "state_write_ratio"),
+        Column::text("appends bound by", "append_bound"),
+        Column::text("merging step", "merge_bound"),
     ]);
     for chip in &tables.chips {
         let average = &chip.amortised;
@@ -274,6 +276,15 @@ pub fn gains(tables: &DeltaLogTables) -> Table {
             Cell::number(average.traffic_gain, 2),
             Cell::number(average.state_traffic_gain, 2),
             Cell::number(average.state_write_gain, 2),
+            chip.appends
+                .iter()
+                .rev()
+                .nth(1)
+                .or(chip.appends.last())
+                .map_or_else(Cell::none, |step| Cell::from(step.bound)),
+            chip.append_merges
+                .last()
+                .map_or_else(Cell::none, |step| Cell::from(step.bound)),
         ]);
     }
     table
