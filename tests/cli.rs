@@ -797,7 +797,7 @@ fn what_init_writes_names_the_schema_that_is_printed() -> Outcome {
         json(home.path(), &["schema", "--format", "json"])?
             .as_array()
             .map(Vec::len),
-        Some(3)
+        Some(5)
     );
     assert!(refuses(home.path(), &["schema", "workloads"])?.contains("workload"));
     Ok(())
