@@ -534,6 +534,9 @@ fn published(
         let message = format!("unknown hardware `{}`; {tail}", published.chip);
         errors.push(document.error_at("published.chip", message));
     }
+    if published.decode.is_empty() {
+        errors.push(document.error_at("published.decode", "expected at least one time, found none"));
+    }
     let mut points = Vec::new();
     for (i, row) in published.decode.iter().enumerate() {
         if !(row.time_ms > 0.0 && row.time_ms.is_finite()) {

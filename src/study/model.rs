@@ -283,9 +283,8 @@ impl Bench<'_> {
                 let gate = lowered(&graph, self.chip, &[Stage::ExpertsGate]);
                 launches.extend(gate, &self.family("silu"));
             }
-            // As many rows as the graph has: every touched expert has some.
             let grouped = self
-                .grouped(stage, [groups * routing.rows, k, n, groups])
+                .grouped(stage, [choices, k, n, experts.count])
                 .map_err(wrong)?;
             let useful = 2.0 * choices as f64 * k as f64 * n as f64;
             real += useful;
@@ -306,7 +305,8 @@ impl Bench<'_> {
         Ok(launches)
     }
 
-    /// The grouped product `[m, k] x [groups, k, n]` as measured kernels run it: a tile of its own choice on a TPU, on a GPU row blocks of as many rows as an expert has.
+    /// The grouped product `[m, k] x [groups, k, n]` of rows that choose groups at random, as measured kernels run it: a tile of its own choice on a TPU, on a GPU row
+    /// blocks of as many rows as an expert has on average.
     fn grouped(&self, stage: Stage, [m, k, n, groups]: [usize; 4]) -> Result<Vec<Kernel>, CaseError> {
         let tpu = self.chip.architecture == Architecture::Tpu;
         let sizes = format!("m={m};k={k};n={n};groups={groups};sizes=even");
