@@ -163,7 +163,7 @@ impl JsonSchema for Several {
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let one = Size::json_schema(generator);
-        json_schema!({ "anyOf": [one, { "type": "array", "minItems": 1, "items": one }] })
+        json_schema!({ "anyOf": [{ "type": "array", "minItems": 1, "items": one }, one] })
     }
 }
 
