@@ -309,7 +309,7 @@ impl Bench<'_> {
     /// blocks of as many rows as an expert has on average.
     fn grouped(&self, stage: Stage, [m, k, n, groups]: [usize; 4]) -> Result<Vec<Kernel>, CaseError> {
         let tpu = self.chip.architecture == Architecture::Tpu;
-        let sizes = format!("m={m};k={k};n={n};groups={groups};sizes=even");
+        let sizes = format!("m={m};k={k};n={n};groups={groups}");
         let (op, params) = if tpu {
             ("ragged_dot_v2", sizes)
         } else {
