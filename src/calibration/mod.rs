@@ -2,7 +2,8 @@
 //!
 //! [`data`] takes the measured rows that a fit can trust and says why it leaves out the others. [`parameters`] names what is free. [`solver`] is the robust,
 //! bounded least squares behind it. [`fit`] puts them together, [`own_chip`] fits one chip alone, and
-//! [`validate`] repeats a fit without a device, a family or a fold of shapes. [`blocks`] compares the winners of autotuning with the choice of the model.
+//! [`validate`] repeats a fit without a device, a family or a fold of shapes. [`schedules`] fits the constants of compiled
+//! schedules. [`blocks`] compares the winners of autotuning with the choice of the model.
 
 pub mod blocks;
 pub mod data;
@@ -10,6 +11,7 @@ pub mod fit;
 pub mod never_fitted;
 pub mod own_chip;
 pub mod parameters;
+pub mod schedules;
 pub mod solver;
 pub mod speedup;
 pub mod validate;

@@ -5,6 +5,8 @@ pub mod check;
 pub mod compare;
 pub mod cross_check;
 pub mod decode;
+pub mod dump;
+pub mod hlo;
 pub mod predict;
 pub mod probe;
 mod recurrence;

@@ -610,7 +610,7 @@ fn warning(remark: &Remark, chip: &Chip, plan: &Plan, kernel: &Kernel) -> String
     }
 }
 
-fn chip_result(chip: &Chip, plans: Vec<PlanResult>) -> ChipResult {
+pub(super) fn chip_result(chip: &Chip, plans: Vec<PlanResult>) -> ChipResult {
     let mut matrix: Vec<Roof> = chip
         .matrix_unit
         .rows_per_cycle

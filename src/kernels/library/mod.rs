@@ -9,6 +9,7 @@ mod body;
 mod case;
 mod cross_entropy;
 mod elementwise;
+mod fusion;
 mod gated_linear_unit;
 mod matmul;
 mod normalization;
@@ -16,6 +17,7 @@ mod ragged_dot;
 mod recurrent;
 
 pub use case::{Case, CaseError, Formats, Params};
+pub use fusion::{Fused, FusedProduct, fusion};
 pub use recurrent::{Recurrent, decode};
 
 use super::Kernel;
