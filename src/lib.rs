@@ -13,6 +13,7 @@ pub mod kernels;
 pub mod layer;
 pub mod measurements;
 pub mod mechanisms;
+pub mod model;
 pub mod numerics;
 pub mod report;
 pub mod schema;

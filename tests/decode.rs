@@ -9,8 +9,9 @@ use tpusim::kernels::{Kernel, Plan, lower};
 use tpusim::layer::{Layer, Pass};
 use tpusim::mechanisms::build;
 use tpusim::numerics::{Arithmetic, Tensor, execute, relative_error, seeded_inputs};
-use tpusim::report::result::Bound;
+use tpusim::report::result::{Bound, PlanResult};
 use tpusim::study::decode::{run_steps, seeded_tokens};
+use tpusim::study::run::plan_times;
 use tpusim::study::{Extent, check};
 use tpusim::timing::time_kernel;
 use tpusim::workload::{self, Workload};
@@ -22,7 +23,7 @@ const ROUNDING: f64 = 1e-9;
 const EXACT: f64 = 1e-10;
 const SHIPPED: [&str; 3] = ["kda_decode", "gdn_decode", "sla_r4_decode"];
 /// Mechanisms whose step is not that of the plain delta rule, with fields of theirs.
-const OTHERS: [(&str, &[&str]); 12] = [
+const OTHERS: [(&str, &[&str]); 22] = [
     ("retnet_decode", &[]),
     ("rwkv6_decode", &[]),
     ("rwkv7_decode", &[]),
@@ -38,6 +39,16 @@ const OTHERS: [(&str, &[&str]); 12] = [
     ("softmax_gqa_decode", &["layer.window=1", "layer.qk_norm=true"]),
     ("mla_decode", &["layer.context=100", "layer.rotary=1"]),
     ("mla_decode", &["layer.context=3", "layer.output_gate=full"]),
+    ("linear_attention_decode", &[]),
+    ("linear_attention_decode", &["layer.normaliser=true"]),
+    ("mamba2_decode", &[]),
+    ("gla_decode", &[]),
+    ("deltanet_decode", &[]),
+    ("gdn2_decode", &[]),
+    ("comba_decode", &[]),
+    ("kaczmarz_decode", &["layer.read=undecayed"]),
+    ("q_delta_decode", &[]),
+    ("gdn_grouped_decode", &[]),
 ];
 
 fn load(name: &str, fields: &[&str]) -> Workload {
@@ -338,6 +349,16 @@ fn steps_are_the_forward_pass_token_by_token() {
         ("deltaproduct_decode", "deltaproduct"),
         ("preconditioned_delta_decode", "preconditioned_delta"),
         ("mesanet_decode", "mesanet"),
+        ("linear_attention_decode", "linear_attention"),
+        ("mamba2_decode", "mamba2"),
+        ("gla_decode", "gla"),
+        ("deltanet_decode", "deltanet"),
+        ("gdn2_decode", "gdn2"),
+        ("comba_decode", "comba"),
+        ("kaczmarz_decode", "kaczmarz"),
+        ("q_delta_decode", "q_delta"),
+        ("gdn_grouped_decode", "gdn_grouped"),
+        ("sla_r2_decode", "sla_r2"),
     ] {
         let small = [
             "layer.model_width=64",
@@ -612,4 +633,132 @@ fn fields_of_the_other_pass_are_refused_in_their_place() {
     }
     let layer = load("kda_decode", &["layer.tokens=1", "layer.chunk=1"]).layer;
     assert_eq!((layer.pass, layer.chunks()), (Pass::Decode, 1));
+}
+
+/// Every plan of a workload on a chip.
+fn plans(workload: &Workload, chip: &str) -> Vec<PlanResult> {
+    let (chip, _) = hardware::load_with::<&str>(chip, &[]).expect("a chip");
+    plan_times(workload, &chip, hardware::shipped_calibration()).expect("times")
+}
+
+#[test]
+fn every_recurrent_mechanism_has_a_decode_workload_on_every_kind_of_chip() {
+    let shipped: Vec<Workload> = workload::shipped().iter().map(|name| load(name, &[])).collect();
+    let decoding = |w: &&Workload| w.layer.pass == Pass::Decode;
+    for forward in shipped.iter().filter(|w| w.layer.mechanism.decodes()) {
+        assert!(
+            shipped
+                .iter()
+                .filter(decoding)
+                .any(|step| step.layer.mechanism == forward.layer.mechanism),
+            "{}",
+            forward.name
+        );
+    }
+    for step in shipped.iter().filter(decoding) {
+        for chip in [
+            "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x", "h100-sxm", "h200-sxm", "rtx-4090",
+        ] {
+            assert!(
+                step.hardware.iter().any(|named| named == chip),
+                "{} {chip}",
+                step.name
+            );
+        }
+    }
+}
+
+#[test]
+fn parts_of_a_token_are_all_that_crosses_hbm() {
+    for name in workload::shipped() {
+        let workload = load(name, &[]);
+        if workload.layer.pass != Pass::Decode {
+            assert!(
+                plans(&workload, "tpu-v7x")
+                    .iter()
+                    .all(|plan| plan.token.is_none()),
+                "{name}"
+            );
+            continue;
+        }
+        for chip in ["tpu-v7x", "rtx-4090"] {
+            for plan in plans(&workload, chip) {
+                let token = plan.token.expect("a decode step");
+                let step = plan.stages.iter().map(|stage| stage.hbm_bytes).sum::<u64>() as f64;
+                let parts = token.tokens as f64 * (token.read_bytes.total() + token.written_bytes.total());
+                assert!(
+                    (parts - step).abs() <= ROUNDING * step,
+                    "{name} {chip} {}: {parts} {step}",
+                    plan.name
+                );
+                assert!(
+                    (token.time_us * token.tokens as f64 - plan.total_us).abs() <= ROUNDING * plan.total_us
+                );
+                assert_eq!(token.tokens, workload.layer.batch as u64);
+                assert!(token.written_bytes.weights <= 0.0, "{name} writes weights");
+            }
+        }
+    }
+}
+
+#[test]
+fn parts_of_a_token_follow_closed_forms() {
+    // KDA, 32 heads of 128: f32 states and three bf16 rows of queries, keys and values, both ways; every weight once per step.
+    let (heads, d, width, rank) = (32.0, 1024.0, 3.0 * 32.0 * 128.0, 128.0);
+    let state = heads * 4.0 * 128.0 * 128.0 + 3.0 * 2.0 * width;
+    for batch in [1_usize, 64] {
+        let workload = load("kda_decode", &[format!("layer.batch={batch}").as_str()]);
+        for plan in plans(&workload, "h200-sxm")
+            .iter()
+            .filter(|plan| plan.name == "fused")
+        {
+            let token = plan.token.expect("a decode step");
+            for bytes in [token.read_bytes, token.written_bytes] {
+                assert!((bytes.state - state).abs() <= ROUNDING * state, "{bytes:?}");
+                assert!(bytes.cache <= 0.0);
+            }
+            let projections = d * (width + heads) + 2.0 * rank * (d + heads * 128.0) + heads * 128.0 * d;
+            // Taps in bf16; norm weight, rates and biases of the gate in f32.
+            let small = 2.0 * 4.0 * width + 4.0 * (128.0 + heads + heads * 128.0);
+            let weights = (2.0 * projections + small) / batch as f64;
+            let found = token.read_bytes.weights;
+            assert!((found - weights).abs() <= ROUNDING * weights, "{found} {weights}");
+        }
+    }
+}
+
+#[test]
+fn only_caches_grow_with_the_context() {
+    // A stack of 69 KDA layers and 24 of softmax attention, 64 sequences, 8 key heads of 128 in bf16.
+    let (linear, full) = (69.0, 24.0);
+    for chip in ["tpu-v7x", "h100-sxm"] {
+        let fused = |workload: &Workload| {
+            let plans = plans(workload, chip);
+            plans
+                .into_iter()
+                .find(|plan| plan.name == "fused")
+                .expect("a plan")
+        };
+        let at = |context: usize| {
+            let context = format!("layer.context={context}");
+            ["retnet_decode", "softmax_gqa_decode"].map(|name| fused(&load(name, &[context.as_str()])))
+        };
+        let kda = fused(&load("kda_decode", &[]));
+        let [short, long] = [1024, 131_072].map(at);
+        // RetNet turns its queries by their position and reads nothing more for it.
+        assert_eq!(short[0].total_us.to_bits(), long[0].total_us.to_bits());
+        assert_eq!(short[0].token, long[0].token);
+        let stack = |[_, attention]: &[PlanResult; 2]| linear * kda.total_us + full * attention.total_us;
+        let grown = full * (long[1].total_us - short[1].total_us);
+        assert!((stack(&long) - stack(&short) - grown).abs() <= ROUNDING * stack(&long));
+        assert!(long[1].total_us > 50.0 * short[1].total_us, "{chip}");
+        let bytes = |plan: &PlanResult| plan.token.expect("a decode step").read_bytes;
+        for (context, attention) in [(1024.0, &short[1]), (131_072.0, &long[1])] {
+            let found = bytes(attention).cache;
+            let cache = 2.0 * 8.0 * 128.0 * 2.0 * context;
+            assert!((found - cache).abs() <= ROUNDING * cache, "{found} {cache}");
+            assert!(bytes(attention).state <= 0.0);
+        }
+        assert!(bytes(&kda).cache <= 0.0 && bytes(&kda).state >= 32.0 * 4.0 * 128.0 * 128.0);
+    }
 }

@@ -28,7 +28,7 @@ impl Cell {
 type Take = fn(&ChipResult, &PlanResult, &StageResult) -> Cell;
 
 /// Header and content of every column.
-const COLUMNS: [(&str, Take); 41] = [
+const COLUMNS: [(&str, Take); 52] = [
     ("chip", |chip, _, _| Cell::Text(chip.name.clone())),
     ("device", |chip, _, _| Cell::Text(chip.device.clone())),
     ("cores_count", |chip, _, _| Cell::Count(u64::from(chip.cores))),
@@ -85,6 +85,39 @@ const COLUMNS: [(&str, Take); 41] = [
     ("plan_baseline_us", |_, plan, _| Cell::Maybe(plan.baseline_us)),
     ("plan_speedup_ratio", |_, plan, _| {
         Cell::Maybe(plan.speedup_over_baseline)
+    }),
+    ("token_us", |_, plan, _| {
+        Cell::Maybe(plan.token.map(|token| token.time_us))
+    }),
+    ("token_read_weights_bytes", |_, plan, _| {
+        Cell::Maybe(plan.token.map(|token| token.read_bytes.weights))
+    }),
+    ("token_read_state_bytes", |_, plan, _| {
+        Cell::Maybe(plan.token.map(|token| token.read_bytes.state))
+    }),
+    ("token_read_cache_bytes", |_, plan, _| {
+        Cell::Maybe(plan.token.map(|token| token.read_bytes.cache))
+    }),
+    ("token_read_log_bytes", |_, plan, _| {
+        Cell::Maybe(plan.token.map(|token| token.read_bytes.log))
+    }),
+    ("token_read_activations_bytes", |_, plan, _| {
+        Cell::Maybe(plan.token.map(|token| token.read_bytes.activations))
+    }),
+    ("token_written_weights_bytes", |_, plan, _| {
+        Cell::Maybe(plan.token.map(|token| token.written_bytes.weights))
+    }),
+    ("token_written_state_bytes", |_, plan, _| {
+        Cell::Maybe(plan.token.map(|token| token.written_bytes.state))
+    }),
+    ("token_written_cache_bytes", |_, plan, _| {
+        Cell::Maybe(plan.token.map(|token| token.written_bytes.cache))
+    }),
+    ("token_written_log_bytes", |_, plan, _| {
+        Cell::Maybe(plan.token.map(|token| token.written_bytes.log))
+    }),
+    ("token_written_activations_bytes", |_, plan, _| {
+        Cell::Maybe(plan.token.map(|token| token.written_bytes.activations))
     }),
 ];
 

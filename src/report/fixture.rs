@@ -282,6 +282,7 @@ fn plan(machine: &Machine, name: &str, lines: &[Line], baseline_us: f64, interva
         speedup_over_baseline: Some(baseline_us * machine.slowdown / total_us),
         baseline_us: Some(baseline_us * machine.slowdown),
         published_us: stages.iter().map(|row| row.published_us).sum(),
+        token: None,
         stages,
     }
 }

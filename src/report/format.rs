@@ -111,6 +111,11 @@ pub(crate) fn three_digits(value: f64) -> String {
     }
 }
 
+/// Bytes in thousands, without the unit.
+pub(crate) fn kilobytes(bytes: f64) -> String {
+    three_digits(bytes / 1e3)
+}
+
 /// A clock with its unit and state.
 pub(crate) fn clock(chip: &ChipResult) -> String {
     // Clocks are told apart by their last digits, so none is rounded away.

@@ -6,7 +6,7 @@ use super::format::{self, DEFINITIONS, TimeUnit, percent, relative_error, signed
 use super::json;
 use super::plot::roofline::{self, Options};
 use super::plot::{PlotError, bars, bound_css, dark_mode_css, timeline};
-use super::result::{Bound, ChipResult, RunResult, StageResult};
+use super::result::{Bound, ChipResult, RunResult, StageResult, TokenBytes};
 use crate::hardware::Kind;
 
 /// Why a page was not made.
@@ -639,6 +639,45 @@ impl Page {
             foot.push(cells);
         }
         self.table(&format!("Stages on {}", chip.title), &columns, &rows, &foot, 2);
+        self.tokens(chip);
+    }
+
+    /// What a token of a decode step takes, per plan.
+    fn tokens(&mut self, chip: &ChipResult) {
+        let unit = TimeUnit::for_times(chip.plans.iter().filter_map(|plan| Some(plan.token?.time_us)));
+        let mut columns = vec![
+            words("plan"),
+            numbers(format!("time ({})", unit.symbol())),
+            words("bytes"),
+        ];
+        let parts = TokenBytes::default().parts();
+        columns.extend(parts.map(|(part, _)| numbers(format!("{part} (kB)"))));
+        columns.push(numbers("all (kB)"));
+        let mut rows = Vec::new();
+        let mut step = 0;
+        for plan in &chip.plans {
+            let Some(token) = plan.token else { continue };
+            step = token.tokens;
+            for (word, bytes) in [("read", token.read_bytes), ("written", token.written_bytes)] {
+                let mut cells = vec![
+                    Cell::text(&plan.name),
+                    Cell::number(unit.format(token.time_us), token.time_us),
+                    Cell::text(word),
+                ];
+                let values = bytes.parts().map(|(_, bytes)| bytes);
+                let cell = |bytes: f64| Cell::number(format::kilobytes(bytes), bytes);
+                cells.extend(values.map(cell));
+                cells.push(cell(bytes.total()));
+                rows.push(cells);
+            }
+        }
+        if rows.is_empty() {
+            return;
+        }
+        self.note(&format!(
+            "One token: the step, which decodes {step}, over its tokens; what all sequences share is divided among them."
+        ));
+        self.table(&format!("One token on {}", chip.title), &columns, &rows, &[], 0);
     }
 
     fn published(&mut self, result: &RunResult) {

@@ -156,6 +156,54 @@ pub struct StageResult {
     pub published_us: Option<f64>,
 }
 
+/// Bytes that cross HBM for one token, by what they are: those of a step over its tokens, so that what all sequences share is divided among them.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct TokenBytes {
+    /// Trained weights and parameters.
+    pub weights: f64,
+    /// Recurrent state, convolution rows among it.
+    pub state: f64,
+    /// Keys and values, or latents, of earlier tokens.
+    pub cache: f64,
+    /// Updates that wait beside the state for the next merge.
+    pub log: f64,
+    /// Everything else: the input and output of the layer and what one kernel hands to the next.
+    pub activations: f64,
+}
+
+impl TokenBytes {
+    /// All of them.
+    #[must_use]
+    pub fn total(&self) -> f64 {
+        self.weights + self.state + self.cache + self.log + self.activations
+    }
+
+    /// The parts with their words, in order.
+    #[must_use]
+    pub const fn parts(&self) -> [(&'static str, f64); 5] {
+        [
+            ("weights", self.weights),
+            ("state", self.state),
+            ("cache", self.cache),
+            ("log", self.log),
+            ("activations", self.activations),
+        ]
+    }
+}
+
+/// What one token of a decode step takes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct TokenResult {
+    /// Tokens of a step: one of every sequence.
+    pub tokens: u64,
+    /// Time of the step over its tokens, in microseconds.
+    pub time_us: f64,
+    /// Bytes read from HBM.
+    pub read_bytes: TokenBytes,
+    /// Bytes written to HBM.
+    pub written_bytes: TokenBytes,
+}
+
 /// One fusion plan on one chip.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlanResult {
@@ -173,6 +221,9 @@ pub struct PlanResult {
     pub baseline_us: Option<f64>,
     /// Sum of the published rows of this plan, where every row has one.
     pub published_us: Option<f64>,
+    /// One token of a decode step; absent in other passes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<TokenResult>,
     /// Rows, in order of execution.
     pub stages: Vec<StageResult>,
 }

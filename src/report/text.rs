@@ -14,7 +14,9 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use super::format::{self, DEFINITIONS, TimeUnit, percent, relative_error, signed};
-use super::result::{ChipResult, NumericResult, PlanResult, PublishedComparison, RunResult};
+use super::result::{
+    ChipResult, NumericResult, PlanResult, PublishedComparison, RunResult, TokenBytes, TokenResult,
+};
 
 /// Widest line, so that a report fits beside an editor.
 const WIDTH: usize = 116;
@@ -336,7 +338,48 @@ fn chip_table(out: &mut String, chip: &ChipResult, baseline: Option<&str>, style
         rows.push(Row::Cells(style.total, cells));
     }
     table(out, &columns, &rows, Some(1), style.quiet);
+    token_table(out, chip, style);
     paragraph(out, style.quiet, "  rests on: ", &chip.coverage);
+}
+
+/// What a token of a decode step takes, per plan.
+fn token_table(out: &mut String, chip: &ChipResult, style: &Style) {
+    let tokens: Vec<(&PlanResult, TokenResult)> = chip
+        .plans
+        .iter()
+        .filter_map(|plan| Some((plan, plan.token?)))
+        .collect();
+    let Some((_, first)) = tokens.first() else { return };
+    let heading = format!("  per token, {} to a step; bytes in kB", first.tokens);
+    line(out, style.heading, &heading);
+    let unit = TimeUnit::for_times(tokens.iter().map(|(_, token)| token.time_us));
+    let mut columns = vec![
+        Column::words("plan"),
+        Column::numbers(&format!("time\n{}", unit.name())),
+        Column::words("bytes"),
+    ];
+    columns.extend(
+        TokenBytes::default()
+            .parts()
+            .map(|(part, _)| Column::numbers(part)),
+    );
+    columns.push(Column::numbers("all"));
+    let mut rows = Vec::new();
+    for (plan, token) in tokens {
+        let lines = [("read", token.read_bytes), ("written", token.written_bytes)];
+        for (at, (word, bytes)) in lines.into_iter().enumerate() {
+            let mut cells = if at == 0 {
+                vec![plan.name.clone(), unit.format(token.time_us)]
+            } else {
+                vec![String::new(), String::new()]
+            };
+            cells.push(word.to_owned());
+            cells.extend(bytes.parts().map(|(_, bytes)| format::kilobytes(bytes)));
+            cells.push(format::kilobytes(bytes.total()));
+            rows.push(Row::Cells(anstyle::Style::new(), cells));
+        }
+    }
+    table(out, &columns, &rows, None, style.quiet);
 }
 
 fn published_table(out: &mut String, published: &PublishedComparison, style: &Style) {

@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 
 use crate::calibration::blocks;
 use crate::calibration::data::Data;
+use crate::calibration::decode::DecodeScore;
+use crate::calibration::delta_log;
 use crate::calibration::never_fitted::{self, Origin};
 use crate::calibration::schedules::{self, METHODS, ScheduleFit};
 use crate::calibration::speedup::{LayerTime, Line};
@@ -20,6 +22,8 @@ pub struct Page<'a> {
     pub data: &'a Data,
     /// Errors.
     pub scores: &'a [Score],
+    /// Errors of decode steps.
+    pub decode: &'a [DecodeScore],
     /// The fit to all rows.
     pub calibration: &'a Calibration,
     /// Compiler estimates against predictions.
@@ -32,6 +36,8 @@ pub struct Page<'a> {
     pub schedules: &'a ScheduleFit,
     /// Rows that no fit sees, and how many of them cannot be timed.
     pub never_fitted: &'a (Vec<never_fitted::Row>, usize),
+    /// Measured decode steps with a log of updates, which no fit sees either.
+    pub delta_log: &'a [delta_log::Row],
 }
 
 /// The line that a test compares with the code, the data and the calibration of the day.
@@ -68,8 +74,10 @@ pub fn markdown(page: &Page<'_>) -> String {
     rows(&mut out, page);
     families(&mut out, page);
     devices(&mut out, page);
+    decode(&mut out, page.decode);
     speedup(&mut out, page.speedup);
     never_fitted(&mut out, page.never_fitted);
+    delta_log(&mut out, page.delta_log);
     blocks(&mut out, page.blocks);
     coefficients(&mut out, page.calibration);
     cross_check(&mut out, page.compiler);
@@ -182,6 +190,42 @@ fn mechanisms(out: &mut String, scores: &[Score]) {
             score.bias_pct,
             number(score.ratio_median_pct, 1),
             number(score.winner_pct, 1),
+        );
+    }
+    out.push('\n');
+}
+
+/// Decode steps by operation.
+fn decode(out: &mut String, scores: &[DecodeScore]) {
+    if scores.is_empty() {
+        return;
+    }
+    let _ = writeln!(
+        out,
+        "## Decode steps\n\nRows of one decoded token per sequence, among the rows above: median / ninetieth percentile of the absolute error in percent. `shape`: predicted by a fit without the shape (a fifth of the shapes left out at a time); \
+`mechanism`: by a fit without any row of the mechanism, which the fused kernel has none of; bias is that of `shape`, positive where predictions are too slow.\n\n\
+| op | device | rows | sequences | shape | bias % | mechanism | in sample | roofline |\n|---|---|---:|---:|---:|---:|---:|---:|---:|"
+    );
+    for score in scores {
+        let cell = |split| {
+            score.errors.get(&split).map_or_else(
+                || "–".to_owned(),
+                |e| format!("{:.1} / {:.0}", e.median_abs_pct, e.p90_abs_pct),
+            )
+        };
+        let by_shape = score.errors.get(&Split::ByShape);
+        let rows = score.errors.values().map(|e| e.n).max().unwrap_or(0);
+        let (least, most) = score.sequences;
+        let _ = writeln!(
+            out,
+            "| {} | {} | {rows} | {least} to {most} | {} | {} | {} | {} | {} |",
+            score.op,
+            score.device,
+            cell(Split::ByShape),
+            by_shape.map_or_else(|| "–".to_owned(), |e| format!("{:+.1}", e.bias_pct)),
+            cell(Split::LeaveMechanismOut),
+            cell(Split::InSample),
+            cell(Split::Roofline),
         );
     }
     out.push('\n');
@@ -326,6 +370,36 @@ expect of a new operation.",
             out,
             "| {} | {:.2} | {:.2} | {:+.1} |",
             ratio.name, ratio.published, ratio.predicted, ratio.error_pct
+        );
+    }
+    out.push('\n');
+}
+
+/// Decode steps with a log of updates.
+fn delta_log(out: &mut String, rows: &[delta_log::Row]) {
+    let _ = writeln!(
+        out,
+        "## Decoding with a log of updates\n\nEager and DeltaLog decode steps of GDN, KDA and RWKV6 on an H200 (`measurements/h200_deltalog.csv`, Triton kernels of tools/gpu/deltalog), {} rows that enter no fit (`tpusim validate --table \
+deltalog`). Their launches are lowered from the graphs of the mechanisms, with the value tiles of those kernels and no coefficient of their own. `deltalog` is a step averaged over an interval, `split` one whose log is replayed in two kernels. \
+Predicted with the calibration in use, and with fits that had seen no row of the H200; no shape of them is in any fit. `speedup` is the median error of the predicted gain over the eager step. [deltalog.md](deltalog.md) sets predictions beside \
+the DeltaLog paper.\n\n| mechanism | step | rows | median / p90 % | bias % | H200 left out | speedup % |\n|---|---|---:|---:|---:|---:|---:|",
+        rows.len()
+    );
+    for score in delta_log::scores(rows) {
+        let _ = writeln!(
+            out,
+            "| {} | {} | {} | {:.1} / {:.0} | {:+.1} | {} | {} |",
+            score.mechanism,
+            score.step,
+            score.n,
+            score.median_abs_pct,
+            score.p90_abs_pct,
+            score.bias_pct,
+            score.unseen_abs_pct.map_or_else(
+                || "–".to_owned(),
+                |(median, p90)| format!("{median:.1} / {p90:.0}")
+            ),
+            number(score.speedup_abs_pct, 1)
         );
     }
     out.push('\n');

@@ -67,6 +67,7 @@ pub fn result(
         speedup_over_baseline: None,
         baseline_us: None,
         published_us: None,
+        token: None,
         stages,
     };
     let mut of_chip = super::run::chip_result(&chip, vec![plan]);

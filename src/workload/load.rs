@@ -80,6 +80,60 @@ const SHIPPED: &[(&str, &str)] = &[
         include_str!("../../workloads/softmax_gqa_decode.yaml"),
     ),
     ("mla_decode", include_str!("../../workloads/mla_decode.yaml")),
+    (
+        "linear_attention_decode",
+        include_str!("../../workloads/linear_attention_decode.yaml"),
+    ),
+    (
+        "mamba2_decode",
+        include_str!("../../workloads/mamba2_decode.yaml"),
+    ),
+    (
+        "deltanet_decode",
+        include_str!("../../workloads/deltanet_decode.yaml"),
+    ),
+    ("gdn2_decode", include_str!("../../workloads/gdn2_decode.yaml")),
+    ("gla_decode", include_str!("../../workloads/gla_decode.yaml")),
+    ("comba_decode", include_str!("../../workloads/comba_decode.yaml")),
+    (
+        "kaczmarz_decode",
+        include_str!("../../workloads/kaczmarz_decode.yaml"),
+    ),
+    (
+        "q_delta_decode",
+        include_str!("../../workloads/q_delta_decode.yaml"),
+    ),
+    (
+        "sla_r1_decode",
+        include_str!("../../workloads/sla_r1_decode.yaml"),
+    ),
+    (
+        "sla_r2_decode",
+        include_str!("../../workloads/sla_r2_decode.yaml"),
+    ),
+    (
+        "sla_r8_decode",
+        include_str!("../../workloads/sla_r8_decode.yaml"),
+    ),
+    (
+        "gdn_grouped_decode",
+        include_str!("../../workloads/gdn_grouped_decode.yaml"),
+    ),
+    ("gdn_deltalog", include_str!("../../workloads/gdn_deltalog.yaml")),
+    ("kda_deltalog", include_str!("../../workloads/kda_deltalog.yaml")),
+    (
+        "rwkv6_deltalog",
+        include_str!("../../workloads/rwkv6_deltalog.yaml"),
+    ),
+    ("gla_deltalog", include_str!("../../workloads/gla_deltalog.yaml")),
+    (
+        "retnet_deltalog",
+        include_str!("../../workloads/retnet_deltalog.yaml"),
+    ),
+    (
+        "linear_attention_deltalog",
+        include_str!("../../workloads/linear_attention_deltalog.yaml"),
+    ),
 ];
 
 /// The shipped stacks of layers.
@@ -227,6 +281,14 @@ pub fn read_document(name_or_path: &str) -> Result<Document, ConfigError> {
 /// For every value that does not fit.
 pub fn from_document(document: &Document) -> Result<Workload, ConfigError> {
     resolve(document)
+}
+
+/// As [`from_document`], without the list of the fields that the document leaves out.
+///
+/// # Errors
+/// As [`from_document`].
+pub(crate) fn without_defaults(document: &Document) -> Result<Workload, ConfigError> {
+    file::resolve_with(document, None)
 }
 
 /// The baseline of a workload that was loaded from `of`: a path relative to that file, or a shipped name.

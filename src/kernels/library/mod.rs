@@ -11,6 +11,7 @@ mod cross_entropy;
 mod elementwise;
 mod fusion;
 mod gated_linear_unit;
+mod group_sizes;
 mod matmul;
 mod normalization;
 mod ragged_dot;

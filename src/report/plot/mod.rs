@@ -16,6 +16,7 @@ pub mod scatter;
 pub mod sweep;
 mod theme;
 pub(crate) mod timeline;
+pub mod traffic;
 pub mod whitening;
 
 pub use canvas::PlotError;
