@@ -8,6 +8,7 @@ pub mod dtype;
 pub mod dump;
 pub mod graph;
 pub mod hardware;
+pub mod hlo;
 pub mod kernels;
 pub mod layer;
 pub mod measurements;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use tpusim::dump::delays::Alignment;
 use tpusim::dump::utilization::Utilization;
-use tpusim::dump::{Analysis, Dump, DumpError, Generation, Machine, analyse};
+use tpusim::dump::{Analysis, Dump, DumpError, Generation, Machine};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
@@ -18,7 +18,25 @@ fn fixture(name: &str) -> PathBuf {
 
 /// A machine with round numbers; counts do not depend on it.
 fn machine(generation: Generation, cores: u32) -> Machine {
-    Machine::of(generation, 1e9, 1e12, cores)
+    Machine {
+        generation,
+        clock_hz: 1e9,
+        hbm_bytes_per_s: 1e12,
+        hbm_achievable: 0.85,
+        transfer_latency_s: 0.8e-6,
+        launch_s: 0.1e-6,
+        cores,
+    }
+}
+
+fn analyse(dump: &Dump, machine: &Machine) -> Analysis {
+    let calibration = tpusim::hardware::shipped_calibration();
+    let constants = calibration.schedules.as_ref();
+    tpusim::dump::analyse(
+        dump,
+        machine,
+        constants.expect("the shipped calibration has them"),
+    )
 }
 
 fn analysis(name: &str, cores: u32) -> Result<Analysis, DumpError> {
@@ -337,6 +355,339 @@ fn bundles_of_a_block_are_read_again() -> Outcome {
     assert_eq!(texts.len(), block.last + 1 - block.first);
     assert_eq!(texts.first().map(|text| text.0), Some(block.first));
     assert!(dump.bundles("nothing", 0..1).is_err());
+    Ok(())
+}
+
+/// The compact schedule takes as long as the program it was written down from, whatever the machine is.
+#[test]
+fn schedules_take_as_long_as_their_programs() -> Outcome {
+    let fast = |generation, cores| Machine {
+        hbm_bytes_per_s: 7e12,
+        transfer_latency_s: 0.3e-6,
+        launch_s: 0.0,
+        ..machine(generation, cores)
+    };
+    for (name, cores) in [
+        ("blocked_matmul_v6e", 1),
+        ("blocked_matmul_v4", 2),
+        ("scale_rows_v5e", 1),
+        ("loop_v6e", 1),
+        ("normalization_v5p", 2),
+    ] {
+        let dump = Dump::read(&fixture(name), None, None)?;
+        let written = serde_json::to_string(&tpusim::dump::schedule(&dump, cores))?;
+        let read = tpusim::dump::schedule::read_lines("schedules", &written)?;
+        let [schedule] = read.as_slice() else {
+            return Err("expected one schedule".into());
+        };
+        let timed = schedule.timed("schedules")?;
+        for machine in [machine(dump.generation, cores), fast(dump.generation, cores)] {
+            let found = analyse(&dump, &machine);
+            let us = timed.cycles(&machine) / machine.clock_hz * 1e6;
+            assert!(close(us, found.time_us), "{name}: {us} of {}", found.time_us);
+            let cycles: f64 = found
+                .kernels
+                .iter()
+                .map(|kernel| (kernel.issue_cycles + kernel.empty_cycles) as f64 * kernel.count)
+                .sum();
+            assert!(close(schedule.schedule_cycles(), cycles), "{name}");
+        }
+    }
+    Ok(())
+}
+
+/// 1000 steps that each fetch 1000 bytes at 1 byte a cycle and work 300 cycles while the next are on their way.
+#[test]
+fn a_steady_state_is_multiplied() -> Outcome {
+    let events = "s1 h0:1000:1 999( h1:1000:1 w0:1 c300 h0:1000:1 w1:1 c300 ) w0:1";
+    let text = |events: &str| {
+        format!(
+            r#"{{"schema": "tpusim.schedule/1", "name": "steps", "program": "steps", "chip": "tpu-v6e", "cores": 1, "libtpu": null, "jax": null, "family": null, "measured_us": null, "source": null, "compiler_estimate_cycles": 0, "unknown_branches": 0, "kernels": [], "events": "{events}"}}"#
+        )
+    };
+    let slow = Machine {
+        hbm_bytes_per_s: 1e9,
+        hbm_achievable: 1.0,
+        transfer_latency_s: 0.0,
+        ..machine(Generation::V6e, 1)
+    };
+    let schedules = tpusim::dump::schedule::read_lines("schedules", &text(events))?;
+    let cycles = schedules[0].timed("schedules")?.cycles(&slow);
+    // 1999 transfers one behind the other; nothing is worked on behind the last of them.
+    assert!(close(cycles, 1_999_000.0), "{cycles}");
+    for (events, expected) in [
+        ("c", "expected an event, found `c`"),
+        ("3( c1", "expected `)`"),
+        ("h1:2", "expected an event"),
+        ("cx", "expected a number in `cx`, found `x`"),
+        ("s0", "expected an event, found `s0`"),
+        (")", "expected an event, found `)`"),
+    ] {
+        let schedules = tpusim::dump::schedule::read_lines("schedules", &text(events))?;
+        let error = schedules[0].timed("schedules").unwrap_err().to_string();
+        assert!(error.contains(expected), "{events}: {error}");
+    }
+    assert!(tpusim::dump::schedule::read_lines("schedules", "{}").is_err());
+    Ok(())
+}
+
+/// Programs whose times follow from four constants by division: the fit finds the constants.
+#[test]
+fn constants_are_found_again() -> Outcome {
+    let chip = tpusim::hardware::load_uncalibrated("tpu-v6e")?;
+    let (clock, bandwidth) = (chip.clock().get(), chip.hbm_bandwidth_per_device().get());
+    let (achievable, latency_us, launch_us, sustained) = (0.8, 0.9, 0.3, 0.9);
+    let bytes = 1e9;
+    let line = |family: &str, events: &str, us: f64| {
+        format!(
+            r#"{{"schema": "tpusim.schedule/1", "name": "{family}", "program": "p", "chip": "tpu-v6e", "cores": 1, "libtpu": null, "jax": null, "family": "{family}", "measured_us": {us}, "source": null, "compiler_estimate_cycles": 0, "unknown_branches": 0, "kernels": [], "events": "{events}"}}"#
+        )
+    };
+    let lines = [
+        line("compute", "s1 c10000000", 1e7 / (clock * sustained) * 1e6),
+        line(
+            "stream",
+            &format!("s1 h0:{bytes}:1 w0:1"),
+            bytes / (bandwidth * achievable) * 1e6 + latency_us,
+        ),
+        line("launches", "s1 1000( k0 )", 1000.0 * launch_us),
+        // So small that only the latency counts.
+        line("latency", "s1 1000( h0:0:1 w0:1 )", 1000.0 * latency_us),
+    ];
+    let programs = tpusim::calibration::schedules::programs("lines", &lines.join("\n"))?;
+    let fitted = tpusim::calibration::schedules::fit(&programs)?.constants;
+    for (name, found, expected) in [
+        ("achievable", fitted.hbm_achievable.value, achievable),
+        ("latency", fitted.transfer_latency_us.value, latency_us),
+        ("launch", fitted.launch_us.value, launch_us),
+        ("clock", fitted.sustained_clock["tpu-v6e"].value, sustained),
+    ] {
+        assert!((found - expected).abs() < 2e-3, "{name}: {found}");
+    }
+    // Measured times and families are asked for by name.
+    let without = lines[0].replace("\"family\": \"compute\"", "\"family\": null");
+    let error = tpusim::calibration::schedules::programs("lines", &without).unwrap_err();
+    assert!(error.to_string().contains("expected `family`"), "{error}");
+    assert!(tpusim::calibration::schedules::fit(&[]).is_err());
+    Ok(())
+}
+
+/// The shipped constants are those of the shipped schedules.
+#[test]
+fn shipped_constants_are_those_of_the_shipped_schedules() -> Outcome {
+    use tpusim::calibration::schedules;
+    let programs = schedules::shipped()?;
+    let fitted: Vec<&schedules::Program> = programs.iter().filter(|p| p.check.is_none()).collect();
+    let calibration = tpusim::hardware::shipped_calibration();
+    let constants = calibration.schedules.as_ref().ok_or("no constants")?;
+    assert_eq!(
+        (constants.data_digest.as_str(), constants.rows),
+        (schedules::data_digest(&fitted)?.as_str(), fitted.len()),
+        "`tpusim fit --dumps --out hw/calibration.json --force`"
+    );
+    Ok(())
+}
+
+/// What is drawn covers the time: on the core nothing overlaps and nothing is left out.
+#[test]
+fn a_timeline_covers_the_core() -> Outcome {
+    use tpusim::dump::schedule::Activity;
+    let dump = Dump::read(&fixture("blocked_matmul_v6e"), None, None)?;
+    let machine = Machine {
+        launch_s: 0.0,
+        ..machine(dump.generation, 1)
+    };
+    let schedule = tpusim::dump::schedule(&dump, 1);
+    let timeline = schedule.timed("schedule")?.timeline(&machine);
+    assert_eq!(timeline.left_out(), 0);
+    let mut end = 0.0;
+    for span in &timeline.spans {
+        match span.activity {
+            Activity::Core | Activity::Wait | Activity::Repeated(_) => {
+                assert!((span.start - end).abs() < 1e-3, "{span:?} after {end}");
+                end = span.end;
+            }
+            Activity::Memory | Activity::SparseCore => {}
+        }
+    }
+    assert!(close(end, timeline.cycles), "{end} of {}", timeline.cycles);
+    assert_eq!(timeline.kernels.len(), 1);
+    Ok(())
+}
+
+/// Slots of the matrix unit say how many operations were issued: those of the product, and what pads its tiles.
+#[test]
+fn slots_count_the_operations_of_a_product() -> Outcome {
+    let dump = Dump::read(&fixture("blocked_matmul_v6e"), None, None)?;
+    let calibration = tpusim::hardware::shipped_calibration();
+    let constants = calibration.schedules.as_ref().ok_or("no constants")?;
+    let chip = tpusim::hardware::load("tpu-v6e")?.0;
+    let bandwidth = chip.hbm_bandwidth_per_device().get();
+    let machine = Machine::of(constants, dump.generation, chip.clock().get(), bandwidth, 1);
+    let analysis = analyse(&dump, &machine);
+    let schedule = tpusim::dump::schedule(&dump, 1);
+    let result = tpusim::study::dump::result(&analysis, &schedule, &chip, &machine, constants);
+    let plan = &result.chips[0].plans[0];
+    let sum: f64 = plan.stages.iter().map(|row| row.time_us).sum();
+    assert!(close(sum, plan.total_us), "{sum} of {}", plan.total_us);
+    let issued = plan.stages[0].flops as f64 / (2.0 * 512.0 * 1024.0 * 512.0);
+    assert!((1.0..1.5).contains(&issued), "{issued}");
+    Ok(())
+}
+
+/// Every field of the outputs is described.
+#[test]
+fn fields_are_described() -> Outcome {
+    fn keys(value: &serde_json::Value, found: &mut Vec<String>) {
+        match value {
+            serde_json::Value::Object(map) => {
+                for (key, value) in map {
+                    found.push(key.clone());
+                    // Its keys are operations.
+                    if key != "not_understood" {
+                        keys(value, found);
+                    }
+                }
+            }
+            serde_json::Value::Array(values) => values.iter().for_each(|value| keys(value, found)),
+            _ => {}
+        }
+    }
+    let docs = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/formats.md"))?;
+    let dump = Dump::read(&fixture("normalization_v5p"), None, None)?;
+    let analysis = analyse(&dump, &machine(dump.generation, 2));
+    let schedule = tpusim::dump::schedule(&dump, 2);
+    let calibration = tpusim::hardware::shipped_calibration();
+    let mut found = Vec::new();
+    keys(&serde_json::to_value(&analysis)?, &mut found);
+    keys(&serde_json::to_value(&schedule)?, &mut found);
+    keys(&serde_json::to_value(&calibration.schedules)?, &mut found);
+    for key in found.iter().filter(|key| !key.starts_with("tpu-")) {
+        let named = [format!("`{key}`"), format!("`{key}[]`")];
+        assert!(named.iter().any(|name| docs.contains(name)), "{key}");
+    }
+    Ok(())
+}
+
+/// Exit code, stdout and stderr of the command in a folder.
+fn tpusim(folder: &Path, args: &[&str]) -> Result<(Option<i32>, String, String), Box<dyn std::error::Error>> {
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_tpusim"))
+        .args(args)
+        .current_dir(folder)
+        .output()?;
+    Ok((
+        output.status.code(),
+        String::from_utf8(output.stdout)?,
+        String::from_utf8(output.stderr)?,
+    ))
+}
+
+#[test]
+fn dumps_have_reports_and_are_compared() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let place = fixture("blocked_matmul_v6e");
+    let dump = place.to_str().ok_or("path")?;
+    let (code, _, error) = tpusim(folder.path(), &["dump", dump, "--out", "report"])?;
+    assert_eq!(code, Some(0), "{error}");
+    let read = |name: &str| fs::read(folder.path().join("report").join(name));
+    let first = [
+        "index.html",
+        "result.json",
+        "roofline.svg",
+        "stages.csv",
+        "trace.json",
+    ]
+    .map(read);
+    let (code, _, error) = tpusim(folder.path(), &["dump", dump, "--out", "report"])?;
+    assert_eq!(code, Some(0), "{error}");
+    for (name, first) in [
+        "index.html",
+        "result.json",
+        "roofline.svg",
+        "stages.csv",
+        "trace.json",
+    ]
+    .into_iter()
+    .zip(first)
+    {
+        assert_eq!(read(name)?, first?, "{name}");
+    }
+    // The slices of a track do not overlap.
+    let trace: serde_json::Value = serde_json::from_slice(&read("trace.json")?)?;
+    let mut ends = std::collections::BTreeMap::new();
+    for event in trace["traceEvents"].as_array().ok_or("no events")? {
+        if event["ph"] == "X" {
+            let number = |key: &str| event[key].as_f64().ok_or("no number");
+            let (start, length) = (number("ts")?, number("dur")?);
+            let end = ends.entry(event["tid"].to_string()).or_insert(0.0);
+            assert!(start >= *end - 1e-6, "{event}");
+            *end = start + length;
+        }
+    }
+
+    let (code, same, _) = tpusim(folder.path(), &["compare", dump, "report", "--format", "json"])?;
+    assert_eq!(code, Some(0));
+    let same: serde_json::Value = serde_json::from_str(&same)?;
+    assert_eq!(same["identical"], true, "{same}");
+    let other = fixture("loop_v6e");
+    let (code, text, _) = tpusim(folder.path(), &["compare", dump, other.to_str().ok_or("path")?])?;
+    assert_eq!(code, Some(0));
+    assert!(
+        text.contains("schedule") && text.contains("convolution_tanh_fusion"),
+        "{text}"
+    );
+    let (code, _, error) = tpusim(
+        folder.path(),
+        &["compare", dump, "report", "--set-a", "layer.chunk=4"],
+    )?;
+    assert!(code == Some(2) && error.contains("compiled program"), "{error}");
+
+    let (code, _, error) = tpusim(folder.path(), &["fit", "--dumps", dump, "--only-given"])?;
+    assert!(code == Some(2) && error.contains("measured_us"), "{error}");
+    let (code, _, error) = tpusim(folder.path(), &["dump", dump, dump, "--out", "two"])?;
+    assert!(code == Some(2) && error.contains("report of one dump"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn hlo_texts_are_timed_and_refused() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hlo/recurrent_gdn.txt");
+    let text = text.to_str().ok_or("path")?;
+    fs::write(folder.path().join("cost.json"), r#"{"xla_flops": 525314}"#)?;
+    let args = [
+        "hlo",
+        text,
+        "--hw",
+        "tpu-v7x,h100-sxm",
+        "--cost",
+        "cost.json",
+        "--format",
+        "json",
+    ];
+    let (code, json, error) = tpusim(folder.path(), &args)?;
+    assert_eq!(code, Some(0), "{error}");
+    assert_eq!(json, tpusim(folder.path(), &args)?.1);
+    let found: serde_json::Value = serde_json::from_str(&json)?;
+    assert_eq!(found[0]["xla"]["flops"], 525_314.0);
+    let docs = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/formats.md"))?;
+    for value in [&found[0], &found[0]["executed"], &found[0]["kernels"][0]] {
+        for key in value.as_object().ok_or("no object")?.keys() {
+            let named = [format!("`{key}`"), format!("`{key}[]`")];
+            assert!(named.iter().any(|name| docs.contains(name)), "{key}");
+        }
+    }
+    fs::write(
+        folder.path().join("bad.txt"),
+        "HloModule m\n\nENTRY main {\n  x = f32[2] what\n}\n",
+    )?;
+    let (code, out, error) = tpusim(folder.path(), &["hlo", "bad.txt", "--hw", "tpu-v7x"])?;
+    assert!(
+        code == Some(2) && out.is_empty() && error.contains("bad.txt:4:14"),
+        "{error}"
+    );
+    let (code, _, error) = tpusim(folder.path(), &["hlo", text, "--hw", "tpu-v7"])?;
+    assert!(code == Some(2) && error.contains("tpu-v7x"), "{error}");
     Ok(())
 }
 

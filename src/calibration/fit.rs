@@ -345,6 +345,7 @@ impl Fit {
             coefficients: BTreeMap::new(),
             chips: BTreeMap::new(),
             residuals: Vec::new(),
+            schedules: None,
             own_chips: BTreeMap::new(),
         };
         for (at, parameter) in self.parameters.iter().enumerate() {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use clap::Args;
 
+use super::dump::is_dump;
 use super::run::chips_of;
 use super::{Global, Outcome, split_overrides};
 use crate::config::suggestion;
@@ -19,7 +20,7 @@ use crate::workload;
 /// Arguments of `tpusim compare`.
 #[derive(Debug, Args)]
 pub(super) struct CompareArgs {
-    /// Workload or stack (file or shipped name), `result.json` of a run, or its report folder
+    /// Workload or stack (file or shipped name), `result.json` of a run, its report folder, or a dump
     #[arg(value_name = "A")]
     a: String,
     /// What to compare it with; a speedup is the time of A over that of B
@@ -64,6 +65,13 @@ pub(super) fn execute(out: &mut impl Write, args: &CompareArgs, global: &Global)
     let side = |letter: char, source: &str, hw: &[String], set: &[String]| -> anyhow::Result<Timed> {
         let hw = [&args.hw, hw].concat();
         let set = [&args.set, set].concat();
+        if is_dump(Path::new(source)) {
+            if let Some(change) = set.first() {
+                bail!("{letter} is a compiled program, which `--set {change}` cannot change");
+            }
+            let result = super::dump::result(Path::new(source))?;
+            return Ok(Timed::Layer(Box::new(chosen(result, source, &hw)?)));
+        }
         match result_file(source)? {
             Some(_) if !set.is_empty() => bail!(
                 "{letter} is the result of a run, which `--set {}` cannot change; name its workload instead, or change the other side alone with `--set-a` or `--set-b`",
@@ -91,7 +99,7 @@ fn result_file(source: &str) -> anyhow::Result<Option<PathBuf>> {
         let file = path.join("result.json");
         if !file.is_file() {
             bail!(
-                "`{source}` is a folder without `result.json`; expected a workload, a result or a report folder"
+                "`{source}` is a folder without `result.json`; expected a workload, a result, a report folder or a dump of a compiled program"
             );
         }
         return Ok(Some(file));
@@ -106,7 +114,12 @@ fn result_file(source: &str) -> anyhow::Result<Option<PathBuf>> {
 fn result(file: &Path, hw: &[String]) -> anyhow::Result<RunResult> {
     let name = file.display().to_string();
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {name}"))?;
-    let mut result = json::from_str(&text).with_context(|| name.clone())?;
+    let result = json::from_str(&text).with_context(|| name.clone())?;
+    chosen(result, &name, hw)
+}
+
+/// A result with the chips in `hw` alone, where there are any.
+fn chosen(mut result: RunResult, name: &str, hw: &[String]) -> anyhow::Result<RunResult> {
     if !hw.is_empty() {
         let shown: Vec<String> = result.chips.iter().map(|chip| chip.name.clone()).collect();
         for wanted in hw {

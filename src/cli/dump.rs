@@ -1,7 +1,7 @@
 //! `tpusim dump`: how long a compiled program takes, read off the compiler's own schedule.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -10,10 +10,14 @@ use serde::Serialize;
 use super::{Global, Outcome};
 use crate::config::suggestion;
 use crate::dump::report::HotBlock;
-use crate::dump::{Analysis, Dump, Generation, Machine, analyse};
-use crate::hardware;
-use crate::report::dump::{kernel_table, render};
+use crate::dump::{Analysis, Dump, Generation, Machine, analyse, schedule};
+use crate::hardware::{self, ScheduleConstants};
+use crate::report::dump::{csv_table, render};
+use crate::report::folder::{self, Extra};
+use crate::report::result::RunResult;
 use crate::report::table::Format;
+use crate::report::trace;
+use crate::study;
 
 /// Arguments of `tpusim dump`.
 #[derive(Debug, Args)]
@@ -30,6 +34,15 @@ pub(super) struct DumpArgs {
     /// Show the bundles of this kernel's hot blocks
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
+    /// Write the compact schedules, one a line, which `tpusim fit --dumps` takes
+    #[arg(long, value_name = "FILE")]
+    schedules: Option<PathBuf>,
+    /// Replace that file
+    #[arg(long)]
+    force: bool,
+    /// Write a report folder as `tpusim run` does: page, roofline, table, result, and trace.json for Perfetto
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
 }
 
 /// A bundle of a hot block.
@@ -63,23 +76,28 @@ struct Shown {
 }
 
 pub(super) fn execute(out: &mut impl Write, args: &DumpArgs, global: &Global) -> anyhow::Result<Outcome> {
-    let generation = match &args.hw {
-        None => None,
-        Some(name) => Some(Generation::named(name).with_context(|| {
-            let known: Vec<&str> = Generation::ALL
-                .iter()
-                .map(|generation| generation.chip())
-                .collect();
-            format!(
-                "--hw {name}: no TPU that bundles are known of; {}",
-                suggestion(name, &known, "chips")
-            )
-        })?),
-    };
+    let generation = generation(args.hw.as_deref())?;
+    super::fit::refuse_to_replace(&args.schedules, args.force)?;
+    if let Some(out) = &args.out {
+        if args.dumps.len() > 1 {
+            bail!(
+                "--out writes the report of one dump; {} were given",
+                args.dumps.len()
+            );
+        }
+        folder::check_target(out)?;
+    }
+    let constants = constants()?;
     let mut shown = Vec::new();
+    let mut schedules = String::new();
     for path in &args.dumps {
         let dump = Dump::read(path, args.scalars.as_deref(), generation)?;
-        let analysis = analyse(&dump, &machine(dump.generation)?);
+        let machine = machine(constants, dump.generation)?;
+        let analysis = analyse(&dump, &machine, constants);
+        if args.schedules.is_some() {
+            schedules.push_str(&serde_json::to_string(&schedule(&dump, machine.cores))?);
+            schedules.push('\n');
+        }
         // The text has them at its end.
         for warning in analysis
             .warnings
@@ -92,7 +110,14 @@ pub(super) fn execute(out: &mut impl Write, args: &DumpArgs, global: &Global) ->
             Some(name) => Some(listing(&dump, &analysis, name)?),
             None => None,
         };
+        if let Some(target) = &args.out {
+            write_report(target, &dump, &analysis, &machine, constants)?;
+            global.say(&format!("report: {}", target.join("index.html").display()));
+        }
         shown.push(Shown { analysis, listing });
+    }
+    if let Some(path) = &args.schedules {
+        super::fit::write_file(path, schedules)?;
     }
     match global.format {
         Format::Json => match shown.as_slice() {
@@ -100,9 +125,8 @@ pub(super) fn execute(out: &mut impl Write, args: &DumpArgs, global: &Global) ->
             several => super::json(out, &several)?,
         },
         Format::Csv => {
-            for one in &shown {
-                kernel_table(&one.analysis).write_csv(out)?;
-            }
+            let analyses: Vec<&Analysis> = shown.iter().map(|one| &one.analysis).collect();
+            csv_table(&analyses).write_csv(out)?;
         }
         Format::Table => {
             for (index, one) in shown.iter().enumerate() {
@@ -119,13 +143,102 @@ pub(super) fn execute(out: &mut impl Write, args: &DumpArgs, global: &Global) ->
     Ok(Outcome::Done)
 }
 
+/// The generation that `--hw` names.
+fn generation(name: Option<&str>) -> anyhow::Result<Option<Generation>> {
+    let Some(name) = name else {
+        return Ok(None);
+    };
+    let found = Generation::named(name).with_context(|| {
+        let known: Vec<&str> = Generation::ALL
+            .iter()
+            .map(|generation| generation.chip())
+            .collect();
+        format!(
+            "--hw {name}: no TPU that bundles are known of; {}",
+            suggestion(name, &known, "chips")
+        )
+    })?;
+    Ok(Some(found))
+}
+
+/// Whether a path is that of a dump: a folder with HLO text or listings in it, or an archive.
+pub(super) fn is_dump(path: &Path) -> bool {
+    let name = path.to_string_lossy();
+    if path.is_file() {
+        return name.ends_with(".tar.xz") || name.ends_with(".tar");
+    }
+    let Ok(entries) = std::fs::read_dir(path) else {
+        return false;
+    };
+    entries.filter_map(Result::ok).any(|entry| {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        name == "hlo.txt" || name.ends_with("-final_bundles.txt")
+    })
+}
+
+/// A dump as a result, for comparisons.
+pub(super) fn result(path: &Path) -> anyhow::Result<RunResult> {
+    let constants = constants()?;
+    let dump = Dump::read(path, None, None)?;
+    let machine = machine(constants, dump.generation)?;
+    let analysis = analyse(&dump, &machine, constants);
+    let chip = hardware::load_uncalibrated(dump.generation.chip())?;
+    let schedule = schedule(&dump, machine.cores);
+    Ok(study::dump::result(
+        &analysis, &schedule, &chip, &machine, constants,
+    ))
+}
+
+/// Writes the report of a dump.
+fn write_report(
+    target: &Path,
+    dump: &Dump,
+    analysis: &Analysis,
+    machine: &Machine,
+    constants: &ScheduleConstants,
+) -> anyhow::Result<()> {
+    let chip = hardware::load_uncalibrated(dump.generation.chip())?;
+    let schedule = schedule(dump, machine.cores);
+    let result = study::dump::result(analysis, &schedule, &chip, machine, constants);
+    let timeline = schedule.timed(&dump.path)?.timeline(machine);
+    let kernels: Vec<&str> = schedule
+        .kernels
+        .iter()
+        .map(|kernel| kernel.name.as_str())
+        .collect();
+    let title = format!("{} on {}", schedule.name, schedule.chip);
+    let trace = trace::of_timeline(&title, &kernels, &timeline, machine.clock_hz);
+    let extra = Extra {
+        name: "trace.json",
+        bytes: trace.as_bytes(),
+    };
+    folder::write_report_with(target, &result, &[extra])
+        .with_context(|| format!("cannot write the report `{}`", target.display()))?;
+    Ok(())
+}
+
 /// The machine of a generation, from the shipped hardware file as published: the constants of the method
 /// take the place of calibrated ones.
-fn machine(generation: Generation) -> anyhow::Result<Machine> {
+pub(super) fn machine(constants: &ScheduleConstants, generation: Generation) -> anyhow::Result<Machine> {
     let chip = hardware::load_uncalibrated(generation.chip())?;
     let cores = chip.cores_per_device;
     let bandwidth = chip.hbm_bandwidth_per_device().get() / f64::from(cores.max(1));
-    Ok(Machine::of(generation, chip.clock().get(), bandwidth, cores))
+    Ok(Machine::of(
+        constants,
+        generation,
+        chip.clock().get(),
+        bandwidth,
+        cores,
+    ))
+}
+
+/// The constants of the calibration in use.
+pub(super) fn constants() -> anyhow::Result<&'static ScheduleConstants> {
+    hardware::shipped_calibration()
+        .schedules
+        .as_ref()
+        .context("the calibration in use says nothing of compiled schedules; `tpusim fit --dumps --out FILE` adds that")
 }
 
 /// The bundles of a kernel's hot blocks.

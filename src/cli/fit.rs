@@ -10,8 +10,10 @@ use clap::Args;
 use super::{Global, Outcome, print};
 use crate::calibration::data::{self, Data};
 use crate::calibration::own_chip::{self, ChipFit};
+use crate::calibration::schedules::{self, Program};
 use crate::calibration::validate::{self, Split};
-use crate::hardware::{self, Calibration};
+use crate::dump::{Dump, schedule};
+use crate::hardware::{self, Calibration, ScheduleConstants};
 use crate::measurements::{self, Table};
 use crate::report::table::{Cell, Column, Format, Table as Printed};
 use crate::study::predict::ChipFiles;
@@ -30,6 +32,9 @@ pub(super) struct FitArgs {
     /// Calibrate this chip alone, from rows of its own: a hardware file (its name without folder and `.yaml` is the device of the rows) or a shipped name
     #[arg(long, value_name = "FILE", conflicts_with_all = ["families", "only_given"], requires = "csv")]
     chip: Option<String>,
+    /// Fit the constants of `tpusim dump` instead, to the shipped schedules and to these dumps or files of schedules; a dump says `measured_us` and `family` in its meta.json
+    #[arg(long, value_name = "DUMP", num_args = 0.., conflicts_with_all = ["csv", "families", "chip"])]
+    dumps: Option<Vec<PathBuf>>,
     /// File to write the calibration to; printed as a table where absent
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -40,6 +45,9 @@ pub(super) struct FitArgs {
 
 pub(super) fn execute(out: &mut impl Write, args: &FitArgs, global: &Global) -> anyhow::Result<Outcome> {
     refuse_to_replace(args.out.iter(), args.force)?;
+    if let Some(dumps) = &args.dumps {
+        return schedules(out, args, dumps, global);
+    }
     if let Some(chip) = &args.chip {
         return own_chip(out, args, chip, global);
     }
@@ -50,12 +58,85 @@ pub(super) fn execute(out: &mut impl Write, args: &FitArgs, global: &Global) -> 
     let validation = validate::validate(&data, &[Split::ByShape, Split::LeaveDeviceOut]);
     let mut calibration = validation.fit.calibration(&data);
     calibration.residuals = validate::interval_residuals(&data.used, &validation.residuals);
+    calibration
+        .schedules
+        .clone_from(&hardware::shipped_calibration().schedules);
     print(out, global.format, &table(&calibration), &calibration)?;
     rejected(&data, global);
     if let Some(path) = &args.out {
         write_calibration(path, &calibration)?;
     }
     Ok(Outcome::Done)
+}
+
+/// Fits what compiled schedules do not say.
+fn schedules(
+    out: &mut impl Write,
+    args: &FitArgs,
+    dumps: &[PathBuf],
+    global: &Global,
+) -> anyhow::Result<Outcome> {
+    let mut programs = if args.only_given {
+        Vec::new()
+    } else {
+        schedules::shipped()?
+    };
+    for path in dumps {
+        let name = path.display().to_string();
+        if path.extension().is_some_and(|ending| ending == "jsonl") {
+            let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
+            programs.extend(schedules::programs(&name, &text)?);
+        } else {
+            let dump = Dump::read(path, None, None)?;
+            let cores = hardware::load_uncalibrated(dump.generation.chip())?.cores_per_device;
+            programs.push(Program::new(schedule(&dump, cores), &name)?);
+        }
+    }
+    let fitted = schedules::fit(&programs)?.constants;
+    print(out, global.format, &constants(&fitted), &fitted)?;
+    if global.format == Format::Table {
+        writeln!(
+            out,
+            "
+{} programs; measured over predicted time, each without its family, 80 % interval {} to {}",
+            fitted.rows, fitted.low, fitted.high
+        )?;
+    }
+    if let Some(path) = &args.out {
+        let calibration = Calibration {
+            schedules: Some(fitted),
+            ..hardware::shipped_calibration().clone()
+        };
+        write_calibration(path, &calibration)?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// The constants of schedules.
+fn constants(fitted: &ScheduleConstants) -> Printed {
+    let mut table = Printed::new([
+        Column::text("constant", "constant"),
+        Column::number("value", "value"),
+        Column::number("standard error", "standard_error"),
+        Column::number("low", "low"),
+        Column::number("high", "high"),
+        Column::text("unit", "unit"),
+        Column::number("programs", "programs_count"),
+        Column::text("meaning", "meaning"),
+    ]);
+    for (name, constant) in fitted.parameters() {
+        table.row([
+            Cell::from(name),
+            Cell::number(constant.value, 4),
+            Cell::number(constant.standard_error, 4),
+            Cell::number(constant.low, 1),
+            Cell::number(constant.high, 1),
+            Cell::from(&constant.unit),
+            Cell::from(constant.rows),
+            Cell::from(&constant.meaning),
+        ]);
+    }
+    table
 }
 
 /// Calibrates one chip.

@@ -6,6 +6,7 @@ mod decode;
 mod dump;
 mod explain;
 mod fit;
+mod hlo;
 pub mod hw;
 mod init;
 mod list;
@@ -139,6 +140,8 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Time a compiled program from the TPU compiler's own schedule
     Dump(dump::DumpArgs),
+    /// Time an HLO text by the fast model, with its FLOPs and bytes
+    Hlo(hlo::HloArgs),
     /// Time every case of a CSV file
     Predict(predict::PredictArgs),
     /// Fit the coefficients of the timing model to measured times
@@ -231,6 +234,7 @@ impl Cli {
             Command::Fit(args) => fit::execute(&mut out, args, &self.global),
             Command::Validate(args) => validate::execute(&mut out, args, &self.global),
             Command::Dump(args) => dump::execute(&mut out, args, &self.global),
+            Command::Hlo(args) => hlo::execute(&mut out, args, &self.global),
             Command::Predict(args) => predict::execute(&mut out, args, &self.global),
             Command::Hw(HwCommand::List) => hw::list(&mut out, format),
             Command::Hw(HwCommand::Show { name, clock, set }) => {

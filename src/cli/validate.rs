@@ -13,7 +13,7 @@ use super::fit::{self, refuse_to_replace, write_file};
 use super::{Global, Outcome, print};
 use crate::calibration::data::Observation;
 use crate::calibration::validate::{self, Score, Split};
-use crate::calibration::{blocks, decode, delta_log, never_fitted, speedup};
+use crate::calibration::{blocks, decode, delta_log, never_fitted, schedules, speedup};
 use crate::hardware;
 use crate::report::plot::Theme;
 use crate::report::plot::errors::{self, ErrorMark};
@@ -47,6 +47,8 @@ enum Wanted {
     Deltalog,
     /// Blocks that won an autotuning against those that the model would choose
     Blocks,
+    /// Compiled schedules (`tpusim dump`) against measured times, in sample and out of it
+    Schedules,
 }
 
 /// Arguments of `tpusim validate`.
@@ -82,6 +84,7 @@ pub(super) fn execute(out: &mut impl Write, args: &ValidateArgs, global: &Global
         Some(Wanted::Speedup) => return speedup_table(out, global),
         Some(Wanted::NeverFitted) => return never_fitted_table(out, global),
         Some(Wanted::Blocks) => return blocks_table(out, global),
+        Some(Wanted::Schedules) => return schedules_table(out, global),
         Some(Wanted::Deltalog) => return delta_log_table(out, global),
         None => {}
     }
@@ -137,6 +140,7 @@ pub(super) fn execute(out: &mut impl Write, args: &ValidateArgs, global: &Global
             compiler: &cross_check::cross_check()?,
             speedup: &lines,
             blocks: &blocks::groups(&blocks::choices()?),
+            schedules: &schedules::fit(&schedules::shipped()?)?,
             never_fitted: &never_fitted::rows(hardware::shipped_calibration())?,
             delta_log: &delta_log::rows(hardware::shipped_calibration(), &without_device)?,
         });
@@ -332,6 +336,68 @@ fn never_fitted_table(out: &mut impl Write, global: &Global) -> anyhow::Result<O
         "{unknown} more rows cannot be timed; `tpusim predict` says why"
     ));
     Ok(Outcome::Done)
+}
+
+/// Compiled schedules against measured times: the table for people by family and device, CSV program by program.
+fn schedules_table(out: &mut impl Write, global: &Global) -> anyhow::Result<Outcome> {
+    let fitted = schedules::fit(&schedules::shipped()?)?;
+    let groups = schedules::groups(&fitted.rows);
+    let printed = if global.format == Format::Csv {
+        schedule_rows(&fitted.rows)
+    } else {
+        let methods = schedules::METHODS.map(|(key, title, _)| Column::number(title, key));
+        let first = [
+            Column::text("programs", "group"),
+            Column::number("rows", "rows_count"),
+        ];
+        let mut printed = Table::new(first.into_iter().chain(methods));
+        for group in &groups {
+            let cells = schedules::METHODS.map(|(key, ..)| {
+                let errors = group.methods.get(key).copied().flatten();
+                Cell::from(errors.map_or_else(
+                    || "-".to_owned(),
+                    |errors| format!("{:.1} / {:.0}", errors.median_abs_pct, errors.p90_abs_pct),
+                ))
+            });
+            let first = [Cell::from(&group.name), Cell::from(group.programs)];
+            printed.row(first.into_iter().chain(cells));
+        }
+        printed
+    };
+    if global.format == Format::Table {
+        writeln!(
+            out,
+            "median / ninetieth percentile of the absolute error in percent of the measured time"
+        )?;
+    }
+    let value = json!({ "constants": fitted.constants, "groups": groups, "rows": fitted.rows });
+    print(out, global.format, &printed, &value)?;
+    Ok(Outcome::Done)
+}
+
+fn schedule_rows(rows: &[schedules::Row]) -> Table {
+    let first = [
+        Column::text("program", "program"),
+        Column::text("family", "family"),
+        Column::text("device", "device"),
+        Column::number("measured (us)", "measured_us"),
+    ];
+    let methods = schedules::METHODS
+        .map(|(key, title, _)| Column::number(format!("{title} (us)"), format!("{key}_us")));
+    let last = [Column::text("never fitted, because", "check")];
+    let mut printed = Table::new(first.into_iter().chain(methods).chain(last));
+    for row in rows {
+        let cells = [
+            Cell::from(&row.program),
+            Cell::from(&row.family),
+            Cell::from(&row.device),
+            Cell::number(row.measured_us, 2),
+        ];
+        let methods = schedules::METHODS.map(|(_, _, of)| Cell::optional(of(row), 2));
+        let last = [Cell::from(row.check.as_deref().unwrap_or_default())];
+        printed.row(cells.into_iter().chain(methods).chain(last));
+    }
+    printed
 }
 
 /// Predictions of measured decode steps with a log: the table for people by mechanism and step, JSON and CSV row by row.

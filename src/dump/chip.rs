@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::constants;
+use crate::hardware::ScheduleConstants;
 
 /// Generation of a TPU, as far as its listings differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -106,8 +107,14 @@ impl Machine {
     /// The machine of a generation: its published clock, and the published bandwidth of one core's share of the
     /// device memory, with the constants of the method.
     #[must_use]
-    pub fn of(generation: Generation, clock_hz: f64, hbm_bytes_per_s: f64, cores: u32) -> Self {
-        let [achievable, latency, launch, clock] = constants::of(generation);
+    pub fn of(
+        constants: &ScheduleConstants,
+        generation: Generation,
+        clock_hz: f64,
+        hbm_bytes_per_s: f64,
+        cores: u32,
+    ) -> Self {
+        let [achievable, latency, launch, clock] = constants::of(constants, generation);
         Self {
             generation,
             clock_hz: clock_hz * clock.value,

@@ -125,6 +125,18 @@ pub struct Instruction {
     pub prefetched: bool,
     /// Line it starts at.
     pub line: usize,
+    /// Contracted dimensions of either operand of a product.
+    pub contracting: [Vec<usize>; 2],
+    /// Batch dimensions of either operand of a product.
+    pub batch: [Vec<usize>; 2],
+    /// Sizes of a window: the taps of a convolution, what a windowed reduction takes together.
+    pub window: Vec<u64>,
+    /// Roles of the dimensions of a convolution, such as `b01f_01io->b01f`.
+    pub dim_labels: Option<String>,
+    /// Groups of features of a convolution; 0 where the text does not say any.
+    pub feature_groups: u64,
+    /// Precision of the operands of a product, where it is not the default.
+    pub precision: Option<String>,
 }
 
 /// A computation: instructions in the order in which they run.
@@ -154,6 +166,18 @@ impl Computation {
             [only] => Some(*only),
             _ => None,
         }
+    }
+
+    /// Place of the instruction whose value it gives back.
+    #[must_use]
+    pub fn root(&self) -> usize {
+        self.root
+    }
+
+    /// Place of the instruction of a name.
+    #[must_use]
+    pub fn place(&self, name: &str) -> Option<usize> {
+        self.places.get(name).copied()
     }
 
     /// The instruction of a name.
@@ -205,6 +229,8 @@ pub struct Module {
     pub computations: Vec<Computation>,
     /// Number of the one that is run.
     pub entry: usize,
+    /// Whether the instructions are in the order in which they run: text after optimisation.
+    pub scheduled: bool,
     places: HashMap<String, usize>,
 }
 
@@ -238,6 +264,7 @@ impl Module {
                 text.push_str(line);
                 balance.add(line);
             } else if let Some(rest) = line.strip_prefix("HloModule ") {
+                module.scheduled = rest.contains("is_scheduled=true");
                 rest.split([',', ' '])
                     .next()
                     .unwrap_or_default()
@@ -502,6 +529,26 @@ fn instruction(file: &str, line: usize, text: &str) -> Result<Instruction, DumpE
     found.target = attribute(attributes, "custom_call_target=\"")
         .and_then(|value| value.split('"').next())
         .map(str::to_owned);
+    let numbers = |key: &str| -> Vec<usize> {
+        let inside = attribute(attributes, key).and_then(|value| value.split('}').next());
+        let words = inside.unwrap_or_default().split(',');
+        words.filter_map(|word| word.trim().parse().ok()).collect()
+    };
+    if opcode == "dot" {
+        found.contracting = ["lhs_contracting_dims={", "rhs_contracting_dims={"].map(numbers);
+        found.batch = ["lhs_batch_dims={", "rhs_batch_dims={"].map(numbers);
+    }
+    if matches!(opcode, "dot" | "convolution") {
+        let precision = attribute(attributes, "operand_precision={").and_then(word);
+        found.precision = precision.filter(|name| name != "default");
+        found.dim_labels = attribute(attributes, "dim_labels=").and_then(word);
+        let groups = attribute(attributes, "feature_group_count=").and_then(word);
+        found.feature_groups = groups.and_then(|count| count.parse().ok()).unwrap_or(0);
+    }
+    if let Some(window) = attribute(attributes, "window={size=") {
+        let sizes = window.split([' ', '}']).next().unwrap_or_default();
+        found.window = sizes.split('x').filter_map(|size| size.parse().ok()).collect();
+    }
     if opcode == "get-tuple-element" {
         found.index = attribute(attributes, "index=").and_then(|value| {
             value[..value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len())]

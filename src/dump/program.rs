@@ -7,8 +7,8 @@ use super::chip::Machine;
 use super::execute::{self, Operands, Run};
 use super::hlo::{Computation, Instruction, Module, arrays};
 use super::queues::Queues;
+use super::schedule::Recorder;
 use super::source::{Dump, Kernel};
-use super::value::Value;
 
 /// Deepest nesting of computations that is followed.
 const DEEPEST: usize = 64;
@@ -61,10 +61,21 @@ pub(super) struct Executed {
     pub(super) steps: Vec<Step>,
     pub(super) hbm_bytes: f64,
     pub(super) hbm_busy: f64,
+    /// Its schedule as text; empty where it was not asked for.
+    pub(super) events: String,
 }
 
 /// Runs a program.
 pub(super) fn execute(dump: &Dump, machine: &Machine) -> Executed {
+    run(dump, machine, None)
+}
+
+/// Runs a program and writes its schedule down.
+pub(super) fn record(dump: &Dump, machine: &Machine) -> Executed {
+    run(dump, machine, Some(Recorder::default()))
+}
+
+fn run(dump: &Dump, machine: &Machine, recorder: Option<Recorder>) -> Executed {
     let mut program = Program {
         dump,
         machine,
@@ -79,11 +90,16 @@ pub(super) fn execute(dump: &Dump, machine: &Machine) -> Executed {
         started: BTreeMap::new(),
         granule: granule(dump),
     };
+    program.queues.recorder = recorder;
     if let Some(entry) = dump.module.computations.get(dump.module.entry) {
         program.computation(entry, 1.0, 0);
     }
+    let now = program.now;
+    let recorder = program.queues.recorder.as_mut();
+    let events = recorder.map_or_else(String::new, |recorder| recorder.finish(now));
     Executed {
-        cycles: program.now,
+        events,
+        cycles: now,
         steps: program.steps,
         hbm_bytes: program.hbm_bytes,
         hbm_busy: program.hbm_busy,
@@ -115,10 +131,10 @@ struct Program<'a> {
     places: BTreeMap<String, usize>,
     /// Share of a kernel's traffic that core 0 moves, by listing.
     shares: BTreeMap<String, f64>,
-    /// Flags of asynchronous copies, by the name of their start.
-    copies: BTreeMap<String, Value>,
-    /// When asynchronous calls started, by their name.
-    started: BTreeMap<String, f64>,
+    /// Numbers of asynchronous copies, by the name of their start.
+    copies: BTreeMap<String, usize>,
+    /// Numbers of asynchronous calls and when they started, by their name.
+    started: BTreeMap<String, (usize, f64)>,
     granule: f64,
 }
 
@@ -159,8 +175,14 @@ impl Program<'_> {
                     let last = iteration + 1 == trips.min(ITERATIONS_RUN);
                     let times = if last { trips - iteration } else { 1 };
                     let start = self.now;
+                    let mark = self.queues.recorder.as_mut().map(|r| r.mark(start));
                     self.computation(body, weight * times as f64, depth + 1);
-                    self.now += (self.now - start) * (times - 1) as f64;
+                    let end = self.now;
+                    self.now += (end - start) * (times - 1) as f64;
+                    if let (Some(recorder), Some(mark)) = (&mut self.queues.recorder, mark) {
+                        let part = recorder.part(mark, end);
+                        recorder.put(format!("{times}{{ {part} }}"), self.now);
+                    }
                 }
             }
             "conditional" => {
@@ -172,13 +194,20 @@ impl Program<'_> {
                     .iter()
                     .filter_map(|name| module.computation(name))
                     .collect();
+                let mut parts = Vec::new();
                 for side in sides {
-                    let before = self.now;
+                    let mark = self.queues.recorder.as_mut().map(|r| r.mark(start));
                     self.computation(side, weight, depth + 1);
-                    longest = longest.max(self.now - before);
+                    longest = longest.max(self.now - start);
+                    if let (Some(recorder), Some(mark)) = (&mut self.queues.recorder, mark) {
+                        parts.push(recorder.part(mark, self.now));
+                    }
                     self.now = start;
                 }
                 self.now = start + longest;
+                if let Some(recorder) = &mut self.queues.recorder {
+                    recorder.put(format!("[ {} ]", parts.join(" | ")), self.now);
+                }
                 self.step(instruction, weight, longest * weight, StepKind::Conditional);
             }
             "copy-start" | "slice-start" | "dynamic-slice-start" if !listed => {
@@ -189,28 +218,33 @@ impl Program<'_> {
                 let moved = if instruction.prefetched { 0.0 } else { moved };
                 let bytes = moved / f64::from(self.machine.cores);
                 self.queues.set_share(1.0);
-                let flag = -1 - Value::try_from(self.copies.len()).unwrap_or(0);
-                let flag = *self.copies.entry(instruction.name.clone()).or_insert(flag);
-                self.queues.with_hbm(self.now, flag, bytes, bytes);
+                let next = self.copies.len();
+                let number = *self.copies.entry(instruction.name.clone()).or_insert(next);
+                self.queues.copy(self.now, number, bytes);
                 self.hbm_bytes += moved * weight;
             }
             "copy-done" | "slice-done" | "dynamic-slice-done" if !listed => {
-                let flag = instruction
+                let number = instruction
                     .operands
                     .first()
                     .and_then(|name| self.copies.get(name))
                     .copied();
-                let end = flag.map_or(self.now, |flag| self.queues.drain(self.now, flag));
+                let end = number.map_or(self.now, |number| self.queues.copy_done(self.now, number));
                 let waited = end - self.now;
                 self.now = end;
                 self.step(instruction, weight, waited * weight, StepKind::Copy);
             }
-            "call-start" | "async-start" if !listed => {
-                self.started.insert(instruction.name.clone(), self.now);
-            }
-            "call-update" | "async-update" if !listed => {
-                // What an update hands over is needed before work can start.
-                self.started.insert(instruction.name.clone(), self.now);
+            // What an update hands over is needed before work can start.
+            "call-start" | "async-start" | "call-update" | "async-update" if !listed => {
+                let next = self.started.len();
+                let started = self
+                    .started
+                    .entry(instruction.name.clone())
+                    .or_insert((next, 0.0));
+                started.1 = self.now;
+                if let Some(recorder) = &mut self.queues.recorder {
+                    recorder.program(self.now, format!("b{}", started.0), self.now);
+                }
             }
             "call-done" | "async-done" if !listed => {
                 let bytes: f64 = 2.0
@@ -223,8 +257,12 @@ impl Program<'_> {
                     .first()
                     .and_then(|name| self.started.get(name))
                     .copied();
-                let busy = bytes / f64::from(self.machine.cores) / self.machine.bytes_per_cycle();
-                let end = self.now.max(start.unwrap_or(self.now) + busy);
+                let share = bytes / f64::from(self.machine.cores);
+                let (number, start) = start.unwrap_or((usize::MAX, self.now));
+                let end = self.now.max(start + share / self.machine.bytes_per_cycle());
+                if let Some(recorder) = &mut self.queues.recorder {
+                    recorder.program(self.now, format!("e{number}:{share}"), end);
+                }
                 let waited = end - self.now;
                 self.now = end;
                 self.step(
@@ -309,8 +347,12 @@ impl Program<'_> {
         self.hbm_bytes += (self.queues.hbm_bytes - before.0) / share * weight;
         self.hbm_busy += (self.queues.hbm_busy - before.1) * weight;
         // The cores part at the start of a kernel and meet at its end.
+        let end = self.now + run.cycles;
         let cycles = run.cycles + self.machine.launch_s * self.machine.clock_hz;
         self.now += cycles;
+        if let Some(recorder) = &mut self.queues.recorder {
+            recorder.end_kernel(&instruction.name, end, self.now);
+        }
         let kind = StepKind::Kernel {
             listing: listing.to_owned(),
             run: Box::new(run),
@@ -331,9 +373,7 @@ impl Program<'_> {
             self.now,
             &mut self.queues,
         );
-        // Flags of copies are negative, those of kernels are addresses.
-        self.queues
-            .forget_flags(|flag| flag < 0 && super::value::origin(flag).is_none());
+        self.queues.end_kernel();
         result
     }
 

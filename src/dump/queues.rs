@@ -1,8 +1,11 @@
 //! Transfers against compute: one queue at the device memory, flags that transfers set and programs wait for.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use rustc_hash::FxHashMap;
 
 use super::chip::Machine;
+use super::schedule::Recorder;
 use super::value::Value;
 
 /// Cycles until a transfer within the chip sets its flag. Order of magnitude; no kernel in which it matters
@@ -20,7 +23,7 @@ pub(super) struct Queues {
     latency: f64,
     /// When the memory has served everything that was asked for.
     busy_until: f64,
-    flags: HashMap<Value, VecDeque<Pending>>,
+    flags: FxHashMap<Value, VecDeque<Pending>>,
     /// Bytes between device memory and chip.
     pub(super) hbm_bytes: f64,
     /// Cycles the memory was busy.
@@ -31,6 +34,8 @@ pub(super) struct Queues {
     pub(super) transfers: u64,
     /// Waits for a flag that no transfer had been told to set.
     pub(super) idle_waits: u64,
+    /// Writes everything down, where that is wanted.
+    pub(super) recorder: Option<Recorder>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -48,23 +53,57 @@ impl Queues {
             share: 1.0,
             latency: machine.transfer_latency_s * machine.clock_hz,
             busy_until: 0.0,
-            flags: HashMap::new(),
+            flags: FxHashMap::default(),
             hbm_bytes: 0.0,
             hbm_busy: 0.0,
             local_bytes: 0.0,
             transfers: 0,
             idle_waits: 0,
+            recorder: None,
         }
+    }
+
+    /// When the memory has served everything that was asked for, in cycles.
+    pub(super) fn busy_until(&self) -> f64 {
+        self.busy_until
     }
 
     /// Lets transfers from now on run at this multiple of one core's even share of the memory.
     pub(super) fn set_share(&mut self, share: f64) {
         self.share = share;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.set_share(share);
+        }
     }
 
     /// A transfer between device memory and chip is asked for at cycle `now`; `amount` is what a wait for it
     /// will count.
     pub(super) fn with_hbm(&mut self, now: f64, flag: Value, bytes: f64, amount: f64) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.transfer(now, 'h', flag, bytes, amount);
+        }
+        self.with_memory(now, flag, bytes, amount);
+    }
+
+    /// As [`Queues::with_hbm`], for copy number `number` of the program, all of which is waited for.
+    pub(super) fn copy(&mut self, now: f64, number: usize, bytes: f64) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.program(now, format!("H{number}:{bytes}"), now);
+        }
+        self.with_memory(now, copy_flag(number), bytes, bytes);
+    }
+
+    /// Waits for all of copy number `number`.
+    pub(super) fn copy_done(&mut self, now: f64, number: usize) -> f64 {
+        let queue = self.flags.remove(&copy_flag(number)).unwrap_or_default();
+        let end = queue.iter().fold(now, |end, pending| end.max(pending.ready));
+        if let Some(recorder) = &mut self.recorder {
+            recorder.program(now, format!("W{number}"), end);
+        }
+        end
+    }
+
+    fn with_memory(&mut self, now: f64, flag: Value, bytes: f64, amount: f64) {
         self.transfers += 1;
         let busy = bytes / (self.bytes_per_cycle * self.share);
         self.busy_until = self.busy_until.max(now) + busy;
@@ -79,6 +118,9 @@ impl Queues {
 
     /// A transfer within the chip.
     pub(super) fn local(&mut self, now: f64, flag: Value, bytes: f64, amount: f64) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.transfer(now, 'l', flag, bytes, amount);
+        }
         self.transfers += 1;
         self.local_bytes += bytes;
         let ready = now + LOCAL_LATENCY_CYCLES + bytes / LOCAL_BYTES_PER_CYCLE;
@@ -115,17 +157,57 @@ impl Queues {
                 break;
             }
         }
+        if let Some(recorder) = &mut self.recorder {
+            recorder.wait(now, end, flag, amount);
+        }
         end
     }
 
-    /// Waits for everything that a flag still stands for.
-    pub(super) fn drain(&mut self, now: f64, flag: Value) -> f64 {
-        let queue = self.flags.remove(&flag).unwrap_or_default();
-        queue.iter().fold(now, |end, pending| end.max(pending.ready))
+    /// Forgets the flags of a kernel that has ended. What it asked of the memory stays in the queue.
+    pub(super) fn end_kernel(&mut self) {
+        // Flags of copies are negative, those of kernels are addresses or unknown.
+        self.flags
+            .retain(|flag, _| *flag < 0 && super::value::origin(*flag).is_none());
     }
 
-    /// Forgets the flags of a kernel that has ended. What it asked of the memory stays in the queue.
-    pub(super) fn forget_flags(&mut self, keep: impl Fn(Value) -> bool) {
-        self.flags.retain(|flag, _| keep(*flag));
+    /// Everything that later waits can depend on, relative to cycle `now`, in millionths of a cycle.
+    pub(super) fn state(&self, now: f64) -> State {
+        let since = |cycle: f64| ((cycle - now).max(0.0) * 1e6).round() as i64;
+        let mut flags: Vec<(Value, Vec<(i64, u64)>)> = self
+            .flags
+            .iter()
+            .filter(|(_, queue)| !queue.is_empty())
+            .map(|(flag, queue)| {
+                let pending = queue.iter().map(|p| (since(p.ready), p.left.to_bits()));
+                (*flag, pending.collect())
+            })
+            .collect();
+        flags.sort_unstable();
+        State {
+            busy: since(self.busy_until),
+            share: self.share.to_bits(),
+            flags,
+        }
     }
+
+    /// Moves everything that is still to come by `span` cycles.
+    pub(super) fn shift(&mut self, span: f64) {
+        self.busy_until += span;
+        for pending in self.flags.values_mut().flatten() {
+            pending.ready += span;
+        }
+    }
+}
+
+/// State of all transfers relative to a cycle.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct State {
+    busy: i64,
+    share: u64,
+    flags: Vec<(Value, Vec<(i64, u64)>)>,
+}
+
+/// Flag of an asynchronous copy of the program: those are negative, those of kernels are not.
+fn copy_flag(number: usize) -> Value {
+    -1 - Value::try_from(number).unwrap_or(0)
 }

@@ -12,6 +12,7 @@ use super::execute::Run;
 use super::hlo::arrays;
 use super::program::{self, Step, StepKind};
 use super::source::{Dump, Kernel};
+use crate::hardware::ScheduleConstants;
 
 /// Word of the `schema` field of results.
 pub const SCHEMA: &str = "tpusim.dump/1";
@@ -35,6 +36,10 @@ pub struct Analysis {
     pub program: String,
     /// Chip that it was compiled for.
     pub chip: &'static str,
+    /// Cores that work on it together.
+    pub cores: u32,
+    /// Clock that its cycles are of: the one that the chip sustains, in GHz.
+    pub clock_ghz: f64,
     /// Compiler, where it is recorded.
     pub libtpu: Option<String>,
     /// Predicted time, in microseconds.
@@ -223,9 +228,9 @@ pub struct Checks {
     pub not_understood: BTreeMap<String, usize>,
 }
 
-/// Analyses a dump.
+/// Analyses a dump on a machine, with the constants and the interval of a calibration.
 #[must_use]
-pub fn analyse(dump: &Dump, machine: &Machine) -> Analysis {
+pub fn analyse(dump: &Dump, machine: &Machine, constants: &ScheduleConstants) -> Analysis {
     let executed = program::execute(dump, machine);
     let us = |cycles: f64| cycles / machine.clock_hz * 1e6;
     let total = executed.cycles.max(f64::MIN_POSITIVE);
@@ -253,8 +258,8 @@ pub fn analyse(dump: &Dump, machine: &Machine) -> Analysis {
     builder.undecided.sort_by(|a, b| b.share.total_cmp(&a.share));
     let slots = builder.sums.slots();
     let mut warnings = dump.warnings.clone();
-    if !constants::VALIDATED.contains(&dump.generation) {
-        let chip = dump.generation.chip();
+    let chip = dump.generation.chip();
+    if !constants.sustained_clock.contains_key(chip) {
         warnings.push(format!("no schedules of {chip} have been compared with times of kernels that stream; the interval is that of other chips"));
     }
     let time_us = us(executed.cycles);
@@ -263,11 +268,13 @@ pub fn analyse(dump: &Dump, machine: &Machine) -> Analysis {
         dump: dump.path.clone(),
         program: dump.module.name.clone(),
         chip: dump.generation.chip(),
+        cores: machine.cores,
+        clock_ghz: machine.clock_hz / 1e9,
         libtpu: dump.meta.libtpu.clone(),
         time_us,
-        low_us: time_us * constants::INTERVAL.0,
-        high_us: time_us * constants::INTERVAL.1,
-        binds: binds(&builder.parts, &slots),
+        low_us: time_us * constants.low,
+        high_us: time_us * constants.high,
+        binds: binds(&builder.parts, &slots, (executed.hbm_busy / total).min(1.0)),
         parts: builder.parts,
         hbm_bytes: executed.hbm_bytes,
         hbm_busy: (executed.hbm_busy / total).min(1.0),
@@ -279,13 +286,13 @@ pub fn analyse(dump: &Dump, machine: &Machine) -> Analysis {
         blocks: builder.blocks,
         undecided: builder.undecided,
         checks: builder.checks,
-        constants: constants::of(dump.generation).to_vec(),
+        constants: constants::of(constants, dump.generation).to_vec(),
         warnings,
     }
 }
 
 /// What binds, by where the time goes.
-fn binds(parts: &Parts, slots: &[SlotUse]) -> String {
+fn binds(parts: &Parts, slots: &[SlotUse], hbm_busy: f64) -> String {
     let Parts {
         issue_us,
         empty_us,
@@ -296,10 +303,26 @@ fn binds(parts: &Parts, slots: &[SlotUse]) -> String {
     let sum = (issue_us + empty_us + wait_us + other_us).max(f64::MIN_POSITIVE);
     let share = |part: f64| 100.0 * part / sum;
     if wait_us > issue_us + empty_us && wait_us > other_us {
-        return format!("transfers: {:.0} % of the time waits for them", share(wait_us));
+        let waits = share(wait_us);
+        // Waits that are longer than the memory is busy are waits for its latency.
+        return if waits > 100.0 * hbm_busy {
+            format!(
+                "latency of transfers: {waits:.0} % of the time waits for them, the device memory is busy {:.0} %",
+                100.0 * hbm_busy
+            )
+        } else {
+            format!("transfers: {waits:.0} % of the time waits for them")
+        };
     }
     if other_us > issue_us + empty_us {
         return format!("work off the core: {:.0} % of the time", share(other_us));
+    }
+    if hbm_busy >= SATURATED {
+        return format!(
+            "device memory: busy {:.0} % of the time, {:.0} % wait for transfers",
+            100.0 * hbm_busy,
+            share(wait_us)
+        );
     }
     // Fills and spills are part of the loads and stores.
     let own = slots.iter().filter(|slot| !slot.name.contains(':'));

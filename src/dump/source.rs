@@ -28,6 +28,7 @@ use super::delays::Delays;
 use super::error::DumpError;
 use super::execute::Operands;
 use super::hlo::Module;
+use super::schedule::Case;
 use super::utilization::Utilization;
 
 /// Largest JSON file that is read, in bytes.
@@ -46,6 +47,16 @@ pub struct Meta {
     pub libtpu: Option<String>,
     /// Version of JAX.
     pub jax: Option<String>,
+    /// Family of kernels, for fits.
+    pub family: Option<String>,
+    /// Measured time, in microseconds, for fits.
+    pub measured_us: Option<f64>,
+    /// Where the measured time comes from.
+    pub source: Option<String>,
+    /// The same call as a case of `tpusim predict`.
+    pub case: Option<Case>,
+    /// Why constants are not to be fitted to it, where that is so.
+    pub check: Option<String>,
 }
 
 /// Run-time scalars: for a kernel's name, or a part of it, the data of operands by number.

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
+use super::ScheduleConstants;
 use super::chip::{Architecture, Chip, Kind, Provenance};
 use crate::coefficients::Coefficient;
 use crate::units::Seconds;
@@ -180,6 +181,9 @@ pub struct Calibration {
     pub chips: BTreeMap<String, BTreeMap<ChipQuantity, Fitted>>,
     /// Out-of-fold residuals, for intervals.
     pub residuals: Vec<Residuals>,
+    /// What compiled schedules do not say, fitted by `tpusim fit --dumps`. Calibrations of earlier versions lack it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedules: Option<ScheduleConstants>,
     /// Chips whose own hardware file was calibrated, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub own_chips: BTreeMap<String, OwnChip>,
@@ -254,6 +258,7 @@ impl Calibration {
             coefficients: BTreeMap::new(),
             chips: BTreeMap::new(),
             residuals: Vec::new(),
+            schedules: None,
             own_chips: BTreeMap::new(),
         }
     }
@@ -311,7 +316,12 @@ impl Calibration {
         if self.coefficients.is_empty() && self.chips.is_empty() {
             return "none".to_owned();
         }
-        let text = serde_json::to_string(self).unwrap_or_default();
+        // No result that names this digest rests on the constants of schedules.
+        let text = serde_json::to_string(&Calibration {
+            schedules: None,
+            ..self.clone()
+        })
+        .unwrap_or_default();
         crate::config::digest(text.as_bytes())
     }
 

@@ -15,6 +15,7 @@ mod field;
 mod file;
 mod load;
 mod resolve;
+mod schedules;
 #[cfg(test)]
 mod tests;
 
@@ -31,6 +32,7 @@ pub use load::{
     TEMPLATE, check_schema, from_document, is_path, load, load_uncalibrated, load_with, name_of, read,
     shipped,
 };
+pub use schedules::{ScheduleConstant, ScheduleConstants};
 
 /// JSON schema of hardware files, from the structs that read them.
 #[must_use]

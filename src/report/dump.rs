@@ -3,37 +3,68 @@
 use std::fmt::Write;
 
 use super::table::{Cell, Column, Table};
-use crate::dump::report::{Analysis, HotBlock, SlotUse};
+use crate::dump::report::{Analysis, HotBlock, KernelTime, SlotUse};
 
 /// Rows of the tables of kernels and blocks that are shown; `--format json` has all.
 const MOST_ROWS: usize = 12;
 
-/// The kernels of an analysis, one a row, in the order in which they first run.
-#[must_use]
-pub fn kernel_table(analysis: &Analysis) -> Table {
-    let mut table = Table::new([
+/// Columns of the tables of kernels.
+fn columns() -> [Column; 9] {
+    [
         Column::text("kernel", "kernel"),
-        Column::number("runs", "runs"),
+        Column::number("runs", "runs_count"),
         Column::number("time (us)", "time_us"),
-        Column::number("share (%)", "share"),
+        Column::number("share (%)", "share_fraction"),
         Column::number("issue (cycles)", "issue_cycles"),
         Column::number("empty (cycles)", "empty_cycles"),
         Column::number("waits (cycles)", "wait_cycles"),
         Column::number("HBM (MB)", "hbm_bytes"),
-        Column::number("trips", "trips"),
-    ]);
+        Column::number("trips", "trips_count"),
+    ]
+}
+
+fn cells(kernel: &KernelTime) -> [Cell; 9] {
+    [
+        Cell::from(&kernel.name),
+        Cell::number(kernel.count, 0),
+        Cell::number(kernel.time_us, 2),
+        Cell::scaled(kernel.share, 100.0, 1),
+        Cell::from(kernel.issue_cycles),
+        Cell::from(kernel.empty_cycles),
+        Cell::number(kernel.wait_cycles, 0),
+        Cell::scaled(kernel.hbm_bytes, 1e-6, 3),
+        Cell::from(kernel.trips),
+    ]
+}
+
+/// The kernels of an analysis, one a row, in the order in which they first run.
+#[must_use]
+pub fn kernel_table(analysis: &Analysis) -> Table {
+    let mut table = Table::new(columns());
     for kernel in &analysis.kernels {
-        table.row([
-            Cell::from(&kernel.name),
-            Cell::number(kernel.count, 0),
-            Cell::number(kernel.time_us, 2),
-            Cell::scaled(kernel.share, 100.0, 1),
-            Cell::from(kernel.issue_cycles),
-            Cell::from(kernel.empty_cycles),
-            Cell::number(kernel.wait_cycles, 0),
-            Cell::scaled(kernel.hbm_bytes, 1e-6, 3),
-            Cell::from(kernel.trips),
-        ]);
+        table.row(cells(kernel));
+    }
+    table
+}
+
+/// The kernels of several analyses, for files of data.
+#[must_use]
+pub fn csv_table(analyses: &[&Analysis]) -> Table {
+    let first = [
+        Column::text("dump", "dump"),
+        Column::text("chip", "chip"),
+        Column::number("clock (GHz)", "clock_ghz"),
+    ];
+    let mut table = Table::new(first.into_iter().chain(columns()));
+    for analysis in analyses {
+        for kernel in &analysis.kernels {
+            let first = [
+                Cell::from(&analysis.dump),
+                Cell::from(analysis.chip),
+                Cell::number(analysis.clock_ghz, 3),
+            ];
+            table.row(first.into_iter().chain(cells(kernel)));
+        }
     }
     table
 }
@@ -49,7 +80,18 @@ pub fn render(analysis: &Analysis) -> String {
 
 fn write_all(out: &mut String, analysis: &Analysis) -> std::fmt::Result {
     let version = analysis.libtpu.as_deref().unwrap_or("of unknown version");
-    writeln!(out, "{} on {}, libtpu {version}", analysis.program, analysis.chip)?;
+    writeln!(
+        out,
+        "{} on {} ({} at {:.3} GHz), libtpu {version}",
+        analysis.program,
+        analysis.chip,
+        if analysis.cores == 1 {
+            "1 core".to_owned()
+        } else {
+            format!("{} cores", analysis.cores)
+        },
+        analysis.clock_ghz
+    )?;
     writeln!(
         out,
         "{:.2} us (80 % interval {:.2} to {:.2} us), bound by {}",
@@ -215,8 +257,14 @@ fn checks(out: &mut String, analysis: &Analysis) -> std::fmt::Result {
     for constant in &analysis.constants {
         writeln!(
             out,
-            "constant {} = {} ± {} {} ({})",
-            constant.name, constant.value, constant.standard_error, constant.unit, constant.source
+            "constant {} = {}{} {} ({})",
+            constant.name,
+            constant.value,
+            constant
+                .standard_error
+                .map_or_else(String::new, |error| format!(" ± {error}")),
+            constant.unit,
+            constant.source
         )?;
     }
     for warning in &analysis.warnings {

@@ -8,11 +8,14 @@
 //! | counter (`C`) | bytes of on-chip memory in use, HBM bytes per second |
 //! | `ts`, `dur` | microseconds from the start of the plan, on the busiest core |
 //!
+//! A compiled program ([`of_timeline`]) has its kernels, its core (at work, or waiting for a transfer) and the device memory as threads.
+//!
 //! Slices of a track never overlap. The first programs of a kernel are drawn in full; the rest repeats with the period that the slice `steady state` names.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use crate::dump::schedule::{Activity, Timeline};
 use crate::study::schedules::{ScheduledKernel, ScheduledPlan};
 use crate::timing::program::{Held, Placed, Wait};
 use crate::timing::unit::Lane;
@@ -53,6 +56,63 @@ pub fn to_string(plans: &[ScheduledPlan]) -> String {
         .plan(plan);
     }
     let trace = json!({ "displayTimeUnit": "ns", "traceEvents": events });
+    // Finite numbers and strings always serialise.
+    let mut text = serde_json::to_string(&trace).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+/// The trace of a compiled program. `kernels` are the names of those of its schedule, `clock_hz` the clock that its
+/// cycles are of.
+#[must_use]
+pub fn of_timeline(name: &str, kernels: &[&str], timeline: &Timeline, clock_hz: f64) -> String {
+    const CORE: usize = 1;
+    const MEMORY: usize = 2;
+    const SPARSE_CORE: usize = 3;
+    let mut events = Vec::new();
+    let mut track = Track {
+        pid: 1,
+        events: &mut events,
+    };
+    track.meta("process_name", None, name);
+    for (tid, thread) in [
+        (KERNELS, "kernels"),
+        (CORE, "core"),
+        (MEMORY, "device memory"),
+        (SPARSE_CORE, "SparseCore"),
+    ] {
+        track.meta("thread_name", Some(tid), thread);
+    }
+    let micros = |cycles: f64| cycles / clock_hz * 1e6;
+    for run in &timeline.kernels {
+        let name = kernels.get(run.kernel).copied().unwrap_or("kernel");
+        let args = Map::from_iter([("clock_ghz".to_owned(), json!(clock_hz / 1e9))]);
+        let length = micros(run.end - run.start);
+        track.slice(name, "kernel", KERNELS, micros(run.start), length, args);
+    }
+    for span in &timeline.spans {
+        let mut args = Map::new();
+        let (title, category, tid) = match span.activity {
+            Activity::Core => ("schedule".to_owned(), "op", CORE),
+            Activity::Wait => ("wait: transfer".to_owned(), "wait", CORE),
+            Activity::Memory => {
+                args.insert("bytes".to_owned(), json!(span.bytes));
+                ("transfer".to_owned(), "dma", MEMORY)
+            }
+            Activity::SparseCore => ("SparseCore".to_owned(), "op", SPARSE_CORE),
+            Activity::Repeated(times) => {
+                args.insert("times".to_owned(), json!(times));
+                (format!("the same {times} times more"), "program", CORE)
+            }
+        };
+        let (start, length) = (micros(span.start), micros(span.end - span.start));
+        track.slice(&title, category, tid, start, length, args);
+    }
+    let trace = json!({
+        "displayTimeUnit": "ns",
+        "traceEvents": events,
+        "otherData": { "spans_left_out": timeline.left_out() },
+    });
     // Finite numbers and strings always serialise.
     let mut text = serde_json::to_string(&trace).unwrap_or_default();
     text.push('\n');

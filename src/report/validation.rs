@@ -8,6 +8,7 @@ use crate::calibration::data::Data;
 use crate::calibration::decode::DecodeScore;
 use crate::calibration::delta_log;
 use crate::calibration::never_fitted::{self, Origin};
+use crate::calibration::schedules::{self, METHODS, ScheduleFit};
 use crate::calibration::speedup::{LayerTime, Line};
 use crate::calibration::validate::{Score, Split, quantile};
 use crate::coefficients::Coefficient;
@@ -31,6 +32,8 @@ pub struct Page<'a> {
     pub speedup: &'a [Line],
     /// Blocks that won an autotuning against those that the model would choose.
     pub blocks: &'a [blocks::Group],
+    /// Compiled schedules against measured times.
+    pub schedules: &'a ScheduleFit,
     /// Rows that no fit sees, and how many of them cannot be timed.
     pub never_fitted: &'a (Vec<never_fitted::Row>, usize),
     /// Measured decode steps with a log of updates, which no fit sees either.
@@ -78,6 +81,7 @@ pub fn markdown(page: &Page<'_>) -> String {
     blocks(&mut out, page.blocks);
     coefficients(&mut out, page.calibration);
     cross_check(&mut out, page.compiler);
+    out.push_str(&compiled(page.schedules));
     out
 }
 
@@ -499,4 +503,83 @@ transfers, and treats 16-bit elements as 32-bit ones.\n\n| op | {} |\n|---|{}",
             let _ = writeln!(out, "- `{op}`: {why}");
         }
     }
+}
+
+/// Compiled schedules against measured times.
+#[must_use]
+pub fn compiled(fit: &ScheduleFit) -> String {
+    let mut out = String::new();
+    let constants = &fit.constants;
+    let _ = writeln!(
+        out,
+        "\n## Compiled schedules: `tpusim dump`\n\n`tpusim validate --table schedules` makes this table from measurements/compiled, `tpusim fit --dumps` the constants below it. Median / ninetieth percentile of the absolute error in percent of the measured \
+time. The first three columns and the last take clock and bandwidth as published; then the queue of transfers with {} constants fitted to all {} programs, to those of other families, and to those of other devices (the clock is then the published one). \
+Programs were compiled by libtpu 0.0.50.1 and measured with other versions of compiler and kernels, which is part of every error. The fast model predicts the same calls from sizes and blocks alone, where they are cases of `tpusim predict`, with coefficients fitted to such rows. The prototype is an earlier reader of the same dumps, its three constants chosen on all of them; the compiler's estimate covers what XLA fuses and none of the other kernels.\n",
+        constants.parameters().len(),
+        constants.rows
+    );
+    let titles: Vec<&str> = METHODS.iter().map(|(_, title, _)| *title).collect();
+    let _ = writeln!(
+        out,
+        "| programs | rows | {} |\n|---|---:|{}",
+        titles.join(" | "),
+        "---:|".repeat(titles.len())
+    );
+    for group in schedules::groups(&fit.rows) {
+        let cells: Vec<String> = METHODS
+            .iter()
+            .map(|(key, ..)| {
+                let errors = group.methods.get(key).copied().flatten();
+                errors.map_or_else(
+                    || "–".to_owned(),
+                    |errors| format!("{:.1} / {:.0}", errors.median_abs_pct, errors.p90_abs_pct),
+                )
+            })
+            .collect();
+        let _ = writeln!(
+            out,
+            "| {} | {} | {} |",
+            group.name,
+            group.programs,
+            cells.join(" | ")
+        );
+    }
+    let _ = writeln!(
+        out,
+        "\nThe schedule beside the fast model, program by program, where both say something:\n\n| program | measured us | schedule, family left out us | error % | fast model us | error % |\n|---|---:|---:|---:|---:|---:|"
+    );
+    for row in &fit.rows {
+        if let Some(fast) = row.fast_us {
+            let error = |us: f64| 100.0 * (us / row.measured_us - 1.0);
+            let _ = writeln!(
+                out,
+                "| {} | {:.2} | {:.2} | {:+.1} | {fast:.2} | {:+.1} |",
+                row.program,
+                row.measured_us,
+                row.without_family_us,
+                error(row.without_family_us),
+                error(fast)
+            );
+        }
+    }
+    let _ = writeln!(
+        out,
+        "\nMeasured over predicted time, each program without its family: {} to {} in 80 % of them.\n\n| constant | value | ± | range | unfitted | unit | programs | meaning |\n|---|---:|---:|---:|---:|---|---:|---|",
+        constants.low, constants.high
+    );
+    for (name, constant) in constants.parameters() {
+        let _ = writeln!(
+            out,
+            "| {name} | {} | {} | {} to {} | {} | {} | {} | {} |",
+            constant.value,
+            constant.standard_error,
+            constant.low,
+            constant.high,
+            constant.prior,
+            constant.unit,
+            constant.rows,
+            constant.meaning
+        );
+    }
+    out
 }

@@ -6,6 +6,8 @@ pub mod compare;
 pub mod cross_check;
 pub mod decode;
 pub mod delta_log;
+pub mod dump;
+pub mod hlo;
 pub mod interval;
 pub mod model;
 pub mod predict;

@@ -274,6 +274,11 @@ impl Body {
         self
     }
 
+    /// Steps of the whole grid.
+    pub(super) fn steps(&self) -> u64 {
+        self.grid.steps().max(1)
+    }
+
     /// The kernel.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ mod body;
 mod case;
 mod cross_entropy;
 mod elementwise;
+mod fusion;
 mod gated_linear_unit;
 mod group_sizes;
 mod matmul;
@@ -17,6 +18,7 @@ mod ragged_dot;
 mod recurrent;
 
 pub use case::{Case, CaseError, Formats, Params};
+pub use fusion::{Fused, FusedProduct, fusion};
 pub use recurrent::{Recurrent, decode};
 
 use super::Kernel;
