@@ -41,11 +41,14 @@ pub enum Stage {
     /// Output projection.
     #[serde(rename = "op7c")]
     OutputProjection,
+    /// State moved on along the accepted path of a tree of speculated tokens.
+    #[serde(rename = "commit")]
+    Commit,
 }
 
 impl Stage {
     /// Every stage, in order of execution.
-    pub const ALL: [Stage; 12] = [
+    pub const ALL: [Stage; 13] = [
         Stage::Projections,
         Stage::Convolution,
         Stage::Whitening,
@@ -58,6 +61,7 @@ impl Stage {
         Stage::Attention,
         Stage::OutputNorm,
         Stage::OutputProjection,
+        Stage::Commit,
     ];
 
     /// The name used in tables and files.
@@ -76,6 +80,7 @@ impl Stage {
             Stage::Attention => "attention",
             Stage::OutputNorm => "op7b",
             Stage::OutputProjection => "op7c",
+            Stage::Commit => "commit",
         }
     }
 
@@ -95,6 +100,7 @@ impl Stage {
             Stage::Attention => "softmax attention",
             Stage::OutputNorm => "output norm and gate",
             Stage::OutputProjection => "output projection",
+            Stage::Commit => "state commit of the accepted path",
         }
     }
 }

@@ -180,14 +180,15 @@ impl Plan {
         })
     }
 
-    /// A plan of a decode step by name.
+    /// A plan of the verification of a tree by name.
     ///
-    /// `unfused`: a launch per stage. `fused`: ops 2 to 7a in one launch, so that the state crosses HBM once in each direction. Softmax
-    /// attention is a launch of its own in both.
+    /// `unfused`: a launch per row of the stage table. `fused`: ops 2 to 7a in one launch. The accepted path is known only after the tokens were
+    /// sampled, so the commit is a launch of its own in both.
     #[must_use]
-    pub fn decode(name: &str) -> Option<Plan> {
+    pub fn verify(name: &str) -> Option<Plan> {
         use Stage::{
-            Attention, Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan,
+            Commit, Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan,
+            WyFactors,
         };
         let span = |first, last, named| Group {
             first,
@@ -201,6 +202,49 @@ impl Plan {
             "unfused" => vec![
                 span(Projections, Projections, None),
                 span(Convolution, Convolution, None),
+                span(Gates, WyFactors, None),
+                span(StateScan, StateScan, Some("predictions from the state")),
+                span(Output, Output, None),
+                span(OutputNorm, OutputProjection, None),
+                span(Commit, Commit, None),
+            ],
+            "fused" => vec![
+                span(Projections, Projections, None),
+                span(Convolution, Output, Some("convolution to output of a tree")),
+                span(OutputNorm, OutputProjection, None),
+                span(Commit, Commit, None),
+            ],
+            _ => return None,
+        };
+        Some(Plan {
+            name: name.to_owned(),
+            groups,
+        })
+    }
+
+    /// A plan of a decode step by name.
+    ///
+    /// `unfused`: a launch per stage. `fused`: ops 2 to 7a in one launch, so that the state crosses HBM once in each direction. Softmax
+    /// attention is a launch of its own in both.
+    #[must_use]
+    pub fn decode(name: &str) -> Option<Plan> {
+        use Stage::{
+            Attention, Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan,
+            Whitening,
+        };
+        let span = |first, last, named| Group {
+            first,
+            last,
+            also: None,
+            program: None,
+            named,
+            value_tile: None,
+        };
+        let groups = match name {
+            "unfused" => vec![
+                span(Projections, Projections, None),
+                span(Convolution, Convolution, None),
+                span(Whitening, Whitening, None),
                 span(Gates, Gates, Some("decay and step-size gates")),
                 span(StateScan, StateScan, Some("state update")),
                 span(Output, Output, Some("state readout")),

@@ -21,7 +21,7 @@ use crate::graph::{Builder, Init, Precision, ReduceFunction, Role, Stage, Value}
 use crate::layer::{Layer, ReadConvention, Readout, StateFormat, StateProducts};
 
 /// Names of the stored state, as inputs and as outputs: the state or its FP8 codes, then the scales of the codes.
-const STATE: [&str; 2] = ["state", "state_scale"];
+pub(super) const STATE: [&str; 2] = ["state", "state_scale"];
 
 /// One token in core layout, `N = 1` and `C = n` writes, of any family with a decayed state and outer-product updates.
 #[derive(Debug, Clone, Copy)]
@@ -290,7 +290,7 @@ fn state_dims(b: &Builder, layer: &Layer, inputs: &TokenInputs) -> Vec<usize> {
 }
 
 /// The state as it lies in HBM: one tensor, or FP8 codes and their scale per row.
-fn stored_state(b: &mut Builder, layer: &Layer, dims: &[usize]) -> Vec<Value> {
+pub(super) fn stored_state(b: &mut Builder, layer: &Layer, dims: &[usize]) -> Vec<Value> {
     let whole = |b: &mut Builder, dtype, init| b.input(STATE[0], dims, dtype, Role::State, init);
     match layer.state {
         StateFormat::F32 => vec![whole(b, Dtype::F32, Init::Normal { std: 1.0 })],

@@ -49,6 +49,8 @@ pub mod fields {
     pub const DECODE: &[&str] = &["readout", "state_products"];
     /// Tokens before the decoded one: of mechanisms to which positions matter. They too build their graph for [`crate::layer::Pass::Decode`].
     pub const CONTEXT: &[&str] = &["context"];
+    /// A tree of speculated tokens; a mechanism that reads these builds its graph for [`crate::layer::Pass::Verify`] too.
+    pub const VERIFY: &[&str] = &["tree", "accepted"];
     /// Fields of the chunk form, without meaning for a decode step.
     pub const CHUNK_FORM: &[&str] = &[
         "gram",
@@ -60,6 +62,8 @@ pub mod fields {
         "padded_rows",
         "block_q",
         "causal",
+        "whitening_refresh",
+        "whitening_precision",
     ];
     /// Softmax attention of every kind.
     pub const ATTENTION: &[&str] = &[
@@ -166,6 +170,12 @@ impl Mechanism {
     pub fn decodes(&self) -> bool {
         let steps = [fields::DECODE, fields::CONTEXT];
         steps.into_iter().flatten().any(|field| self.uses(field))
+    }
+
+    /// Whether it verifies trees of speculated tokens.
+    #[must_use]
+    pub fn verifies(&self) -> bool {
+        fields::VERIFY.iter().any(|field| self.uses(field))
     }
 
     /// The mechanism called `name`.
