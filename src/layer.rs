@@ -1,7 +1,10 @@
 //! The layer: mechanism, sizes, formats and variants, every choice made.
 
+mod delta_log;
+
 use std::sync::Arc;
 
+pub use delta_log::{DeltaLog, Merge};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -257,6 +260,8 @@ pub struct Attention {
     pub latent_rank: usize,
     /// Channels of a key that all heads share, beside the latent.
     pub decoupled_dim: usize,
+    /// Channels of the latent that queries come from in latent attention; 0 where they are projected in one step.
+    pub query_rank: usize,
 }
 
 impl Default for Attention {
@@ -274,6 +279,7 @@ impl Default for Attention {
             qk_norm: false,
             latent_rank: 0,
             decoupled_dim: 0,
+            query_rank: 0,
         }
     }
 }
@@ -368,6 +374,8 @@ pub struct Layer {
     pub decay_tiles: usize,
     /// Format of activations in HBM and of matrix operands.
     pub activations: Dtype,
+    /// Format of the projection weights in HBM; products run in the wider one of both formats.
+    pub weights: Dtype,
     /// Format of the state between chunks.
     pub state: StateFormat,
     /// Decomposition of products with an f32 state.
@@ -414,6 +422,9 @@ pub struct Layer {
     pub readout: Readout,
     /// Unit of the state products of a decode step.
     pub state_products: StateProducts,
+    /// The log of a decode step that has one beside its state.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log: Option<DeltaLog>,
     /// Choices of softmax attention.
     pub attention: Attention,
     /// Forgetting of `MesaNet`.
@@ -671,8 +682,17 @@ impl Layer {
             String::new()
         };
         if self.pass == Pass::Decode {
+            let log = self.log.map_or_else(String::new, |log| {
+                format!(
+                    ", log of {} keys and {} updates, {} merge every {} tokens",
+                    log.keys,
+                    log.updates,
+                    log.merge.name(),
+                    log.interval
+                )
+            });
             return format!(
-                "{} decode of {} sequences, d={} key heads {}x{} value heads {}x{}{tiles}, {} activations, {} state",
+                "{} decode of {} sequences, d={} key heads {}x{} value heads {}x{}{tiles}, {} activations, {} state{log}",
                 self.mechanism.name,
                 self.batch,
                 self.model_width,

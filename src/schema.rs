@@ -11,7 +11,8 @@ use clap::ValueEnum;
 use schemars::generate::SchemaSettings;
 use serde_json::Value;
 
-use crate::{hardware, workload};
+use crate::study::whatif;
+use crate::{hardware, model, workload};
 
 /// A kind of YAML file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -20,13 +21,23 @@ pub enum Kind {
     Workload,
     /// Layers of several kinds, each a workload of its own
     Stack,
+    /// A question about a workload, and the points that answer it
+    Study,
+    /// A model: blocks of layers between an embedding and a head
+    Model,
     /// An accelerator
     Hardware,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 3] = [Kind::Workload, Kind::Stack, Kind::Hardware];
+    pub const ALL: [Kind; 5] = [
+        Kind::Workload,
+        Kind::Stack,
+        Kind::Study,
+        Kind::Model,
+        Kind::Hardware,
+    ];
 
     /// Name on the command line.
     #[must_use]
@@ -34,6 +45,8 @@ impl Kind {
         match self {
             Kind::Workload => "workload",
             Kind::Stack => "stack",
+            Kind::Study => "study",
+            Kind::Model => "model",
             Kind::Hardware => "hardware",
         }
     }
@@ -54,6 +67,8 @@ impl Kind {
         let schema = match self {
             Kind::Workload => workload::schema(generator),
             Kind::Stack => workload::stack_schema(generator),
+            Kind::Study => whatif::file::schema(generator),
+            Kind::Model => model::schema(generator),
             Kind::Hardware => hardware::schema(generator),
         };
         let mut value = schema.to_value();

@@ -2,10 +2,10 @@
 
 use approx::assert_relative_eq;
 use tpusim::hardware;
-use tpusim::report::comparison::{Comparison, PlanPair, Speedup};
+use tpusim::report::comparison::{Comparison, PlanPair, RowPair, Speedup, SpeedupEvidence};
 use tpusim::report::result::RunResult;
 use tpusim::study::compare::compare;
-use tpusim::study::{RunRequest, run};
+use tpusim::study::{RunRequest, StackRequest, StackRun, run, run_layers, run_stack};
 use tpusim::workload;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -150,6 +150,121 @@ fn published_speedups_lie_within_their_intervals() -> Outcome {
             (low..=high).contains(&published),
             "{plan}: {published} is not in {low} to {high}"
         );
+    }
+    Ok(())
+}
+
+type Loaded = (tpusim::workload::Stack, tpusim::config::Document);
+
+fn stack(name: &str) -> Result<Loaded, Box<dyn std::error::Error>> {
+    Ok(workload::load_stack::<&str>(name, &[])?.ok_or("no stack")?)
+}
+
+fn layers_of(stack: &Loaded, chips: &[&str]) -> Result<StackRun, Box<dyn std::error::Error>> {
+    let chips = chips
+        .iter()
+        .map(|chip| hardware::load(chip))
+        .collect::<Result<_, _>>()?;
+    Ok(run_layers(stack, &chips, Vec::new())?)
+}
+
+#[test]
+fn stacks_stand_beside_each_other_layer_by_layer() -> Outcome {
+    let (of_a, of_b) = (stack("hybrid_7L1A_kda")?, stack("hybrid_7L1A")?);
+    let (a, b) = (layers_of(&of_a, &CHIPS)?, layers_of(&of_b, &CHIPS)?);
+    let comparison = compare(&a, &b, ("a", "b"))?;
+    let chips = CHIPS
+        .iter()
+        .map(|chip| hardware::load(chip))
+        .collect::<Result<_, _>>()?;
+    for (stack, side) in [(&of_a, false), (&of_b, true)] {
+        let whole = run_stack(StackRequest {
+            stack,
+            chips: &chips,
+            overrides: Vec::new(),
+            numeric: Vec::new(),
+        })?;
+        let totals = whole.chips.iter().flat_map(|chip| &chip.plans);
+        for (plan, of_run) in plans(&comparison).zip(totals) {
+            let (total, kinds): (f64, Vec<_>) = if side {
+                (plan.b_us, plan.layers.iter().map(|layers| layers.b).collect())
+            } else {
+                (plan.a_us, plan.layers.iter().map(|layers| layers.a).collect())
+            };
+            assert_relative_eq!(total, of_run.total_us, max_relative = 1e-12);
+            for (kind, of_run) in kinds.into_iter().zip(&of_run.kinds) {
+                let kind = kind.ok_or("a kind of one side alone")?;
+                assert_eq!(kind.count, of_run.count);
+                assert_relative_eq!(kind.time_us, of_run.total_us, max_relative = 1e-12);
+            }
+        }
+    }
+    for plan in plans(&comparison) {
+        let names: Vec<&str> = plan.layers.iter().map(|layers| layers.name.as_str()).collect();
+        assert_eq!(names, ["KDA | SLA-R4", "full attention"]);
+        for layers in &plan.layers {
+            let own = |row: &&RowPair| row.layers.as_ref() == Some(&layers.name);
+            let of_rows: f64 = plan
+                .rows
+                .iter()
+                .filter(own)
+                .filter_map(|row| row.a)
+                .map(|a| a.time_us)
+                .sum();
+            assert_relative_eq!(of_rows, layers.a.ok_or("no A")?.time_us, max_relative = 1e-12);
+        }
+        // Full attention is the very same on both sides.
+        let full = plan.layers[1].speedup.ok_or("no speedup")?;
+        assert_eq!((full.ratio, full.low, full.high), (1.0, Some(1.0), Some(1.0)));
+        assert_eq!(full.interval_from, Some(SpeedupEvidence::SameKernels));
+    }
+    assert!(
+        comparison
+            .differences
+            .iter()
+            .all(|difference| difference.field.starts_with("KDA | SLA-R4: "))
+    );
+    Ok(())
+}
+
+#[test]
+fn more_layers_of_one_kind_take_as_many_times_as_long() -> Outcome {
+    let a = layers_of(&stack("hybrid_4L1A_kda")?, &CHIPS)?;
+    let b = layers_of(&stack("hybrid_7L1A_kda")?, &CHIPS)?;
+    let comparison = compare(&a, &b, ("a", "b"))?;
+    let [difference] = &comparison.differences[..] else {
+        return Err("one difference".into());
+    };
+    let values = (difference.a.as_deref(), difference.b.as_deref());
+    assert_eq!(
+        (difference.field.as_str(), values),
+        ("KDA: layers", (Some("4"), Some("7")))
+    );
+    for plan in plans(&comparison) {
+        let linear = plan.layers[0].speedup.ok_or("no speedup")?;
+        // Whatever the error of a layer is, four take 4/7 of seven.
+        for ratio in [Some(linear.ratio), linear.low, linear.high] {
+            assert_relative_eq!(ratio.ok_or("no interval")?, 4.0 / 7.0, max_relative = 1e-12);
+        }
+        // How much of a stack those layers are is not known exactly.
+        let (low, high) = plan.speedup.low.zip(plan.speedup.high).ok_or("no interval")?;
+        assert!(
+            low < plan.speedup.ratio && plan.speedup.ratio < high,
+            "{low} {high}"
+        );
+        assert!(4.0 / 7.0 < plan.speedup.ratio && plan.speedup.ratio < 1.0);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_stack_of_one_layer_is_that_layer() -> Outcome {
+    let layer = timed("softmax_gqa", &CHIPS, &[])?;
+    let of_stack = layers_of(&stack("hybrid_0L1A")?, &CHIPS)?;
+    let comparison = compare(&layer, &of_stack, ("a", "b"))?;
+    for plan in plans(&comparison) {
+        assert_eq!((plan.speedup.ratio, plan.speedup.low), (1.0, Some(1.0)));
+        assert_eq!(plan.layers.len(), 1);
     }
     Ok(())
 }

@@ -180,7 +180,7 @@ fn stages_only_read_from_stages_before_them() {
         .expect("builds")
         .graph;
     for (id, node) in graph.nodes() {
-        for operand in graph.operands(id) {
+        for &operand in graph.operands(id) {
             let source = graph.node(operand.node);
             let outside = matches!(source.op, Op::Input { .. } | Op::Fill(_) | Op::Identity);
             assert!(

@@ -305,14 +305,14 @@ fn states_of_chunks_are_told_from_chunk_matrices() {
             .collect::<Vec<_>>()
     };
     assert!(
-        moved("op6", true).contains(&("S".to_owned(), 2 * states)),
+        moved("op6", true).contains(&("S".into(), 2 * states)),
         "{:?}",
         moved("op6", true)
     );
-    assert!(moved("op7a", false).contains(&("S".to_owned(), 2 * states)));
+    assert!(moved("op7a", false).contains(&("S".into(), 2 * states)));
     let matrix = tokens * heads * chunk;
     assert!(
-        moved("op7a", true).contains(&("A".to_owned(), 4 * matrix)),
+        moved("op7a", true).contains(&("A".into(), 4 * matrix)),
         "{:?}",
         moved("op7a", true)
     );

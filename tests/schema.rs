@@ -73,13 +73,22 @@ fn schemas_are_schemas() -> Outcome {
 #[test]
 fn every_shipped_file_names_its_schema_and_fits_it() -> Outcome {
     let mut checked = 0;
-    for file in [files("workloads")?, files("hw")?].concat() {
+    for file in [
+        files("workloads")?,
+        files("workloads/studies")?,
+        files("models")?,
+        files("hw")?,
+    ]
+    .concat()
+    {
         let path = root().join(&file);
         let document = Document::read(&path)?;
-        let kind = match (file.starts_with("hw/"), document.node("stack")) {
-            (true, _) => Kind::Hardware,
-            (false, Some(_)) => Kind::Stack,
-            (false, None) => Kind::Workload,
+        let kind = match (file.split('/').nth_back(1), document.node("stack")) {
+            (Some("hw"), _) => Kind::Hardware,
+            (Some("studies"), _) => Kind::Study,
+            (Some("models"), _) => Kind::Model,
+            (_, Some(_)) => Kind::Stack,
+            (_, None) => Kind::Workload,
         };
         let first = document.text().lines().next().unwrap_or_default();
         let named = first
@@ -100,7 +109,7 @@ fn every_shipped_file_names_its_schema_and_fits_it() -> Outcome {
         assert!(faults.is_empty(), "{file}: {}", faults.join("; "));
         checked += 1;
     }
-    assert!(checked >= 60, "only {checked}");
+    assert!(checked >= 70, "only {checked}");
     Ok(())
 }
 
@@ -129,6 +138,8 @@ fn files_of_the_wrong_structure_do_not_fit() -> Outcome {
         let message = fs::read_to_string(path.with_extension("stderr"))?;
         let kind = if document.node("stack").is_some() {
             Kind::Stack
+        } else if document.node("workload").is_some() {
+            Kind::Study
         } else if file.contains("/hw_") {
             Kind::Hardware
         } else {

@@ -534,6 +534,24 @@ fn the_ray_script_gives_the_whole_with_processes_of_one_machine() -> Outcome {
     assert!(status.success());
     let [whole, parts] = ["whole", "parts"].map(|dir| fs::read(home.path().join(dir).join("rows.csv")));
     assert_eq!(whole?, parts?);
+    // Bad input is said once and ends it.
+    let Some(mut command) = script(home.path(), "python3", "ray_sweep.py") else {
+        return Ok(());
+    };
+    let output = command
+        .args([
+            "--program",
+            env!("CARGO_BIN_EXE_tpusim"),
+            "--parts",
+            "2",
+            "--local",
+            "2",
+        ])
+        .args(["--out", "bad", "--", "small.yaml", "--vary", "chunks=32,64"])
+        .output()?;
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert_eq!(message.matches("unknown key `chunks`").count(), 1, "{message}");
     Ok(())
 }
 

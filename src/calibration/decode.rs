@@ -117,9 +117,9 @@ mod tests {
         let residuals = BTreeMap::from([(Split::ByShape, vec![Some(1.25_f64.ln()); data.used.len()])]);
         let scores = scores(&data.used, &residuals);
         let of = |op: &str| scores.iter().find(|score| score.op == op);
-        for (op, rows) in [("gdn_decode", 7), ("kda_decode", 7), ("rwkv6_decode", 5)] {
+        for (op, rows, least) in [("gdn_decode", 7, 1), ("kda_decode", 7, 1), ("rwkv6_decode", 5, 4)] {
             let score = of(op).ok_or(op)?;
-            assert_eq!((score.device.as_str(), score.sequences.0), ("h200-sxm", 1));
+            assert_eq!((score.device.as_str(), score.sequences.0), ("h200-sxm", least));
             assert_eq!(score.errors[&Split::ByShape].n, rows, "{op}");
         }
         let all = of("all").ok_or("all")?;

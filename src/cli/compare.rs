@@ -12,14 +12,14 @@ use crate::config::suggestion;
 use crate::report::result::RunResult;
 use crate::report::table::Format;
 use crate::report::{comparison, json};
-use crate::study::compare::compare;
-use crate::study::{self, RunRequest};
+use crate::study::compare::{Compared, compare};
+use crate::study::{self, RunRequest, StackRun};
 use crate::workload;
 
 /// Arguments of `tpusim compare`.
 #[derive(Debug, Args)]
 pub(super) struct CompareArgs {
-    /// Workload (file or shipped name), `result.json` of a run, or its report folder
+    /// Workload or stack (file or shipped name), `result.json` of a run, or its report folder
     #[arg(value_name = "A")]
     a: String,
     /// What to compare it with; a speedup is the time of A over that of B
@@ -45,8 +45,23 @@ pub(super) struct CompareArgs {
     set_b: Vec<String>,
 }
 
+/// What an argument names, timed.
+enum Timed {
+    Layer(Box<RunResult>),
+    Stack(StackRun),
+}
+
+impl<'r> From<&'r Timed> for Compared<'r> {
+    fn from(timed: &'r Timed) -> Self {
+        match timed {
+            Timed::Layer(run) => Compared::Layer(run),
+            Timed::Stack(stack) => Compared::Stack(stack),
+        }
+    }
+}
+
 pub(super) fn execute(out: &mut impl Write, args: &CompareArgs, global: &Global) -> anyhow::Result<Outcome> {
-    let side = |letter: char, source: &str, hw: &[String], set: &[String]| -> anyhow::Result<RunResult> {
+    let side = |letter: char, source: &str, hw: &[String], set: &[String]| -> anyhow::Result<Timed> {
         let hw = [&args.hw, hw].concat();
         let set = [&args.set, set].concat();
         match result_file(source)? {
@@ -54,7 +69,7 @@ pub(super) fn execute(out: &mut impl Write, args: &CompareArgs, global: &Global)
                 "{letter} is the result of a run, which `--set {}` cannot change; name its workload instead, or change the other side alone with `--set-a` or `--set-b`",
                 set[0]
             ),
-            Some(file) => result(&file, &hw),
+            Some(file) => Ok(Timed::Layer(Box::new(result(&file, &hw)?))),
             None => run(source, &hw, &set),
         }
     };
@@ -107,22 +122,22 @@ fn result(file: &Path, hw: &[String]) -> anyhow::Result<RunResult> {
     Ok(result)
 }
 
-/// The result of a run of a workload, without its numeric check.
-fn run(source: &str, hw: &[String], set: &[String]) -> anyhow::Result<RunResult> {
+/// A workload or a stack, run without numeric checks.
+fn run(source: &str, hw: &[String], set: &[String]) -> anyhow::Result<Timed> {
     let (hardware_set, workload_set) = split_overrides(set)?;
-    if let Some((_, document)) = workload::load_stack(source, &workload_set)? {
-        let message = "a stack of layers cannot be compared as a whole; compare the workloads of its layers";
-        return Err(document.error_at_key("stack", message).into());
+    if let Some(stack) = workload::load_stack(source, &workload_set)? {
+        let chips = chips_of(hw, &hardware_set, source, &stack.0.hardware, &stack.1)?;
+        return Ok(Timed::Stack(study::run_layers(&stack, &chips, set.to_vec())?));
     }
     let mut loaded = workload::load(source, &workload_set)?;
     // Published times are no part of a comparison of two predictions.
     loaded.0.published = None;
     let chips = chips_of(hw, &hardware_set, source, &loaded.0.hardware, &loaded.1)?;
-    Ok(study::run(RunRequest {
+    Ok(Timed::Layer(Box::new(study::run(RunRequest {
         workload: &loaded,
         baseline: None,
         chips: &chips,
         overrides: set.to_vec(),
         numeric: None,
-    })?)
+    })?)))
 }

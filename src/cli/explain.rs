@@ -71,6 +71,13 @@ pub(super) fn execute(out: &mut impl Write, args: &ExplainArgs) -> anyhow::Resul
             writeln!(out)?;
         }
         out.write_all(explain::render(&row.kernel, &row.time, &chip)?.as_bytes())?;
+        if row.kernel.share < 1.0 {
+            writeln!(
+                out,
+                "   launched in {:.4} of the steps of an interval, each of which takes that share of its time",
+                row.kernel.share
+            )?;
+        }
         let calibration = hardware::shipped_calibration();
         let time_us = row.time.total_us;
         match interval(&row.kernel, &workload.layer, &chip, time_us, calibration) {

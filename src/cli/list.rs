@@ -1,4 +1,4 @@
-//! `tpusim list`: the shipped workloads and studies.
+//! `tpusim list`: the shipped workloads, stacks, models and studies.
 
 use std::io::Write;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::Outcome;
 use crate::report::table::{Cell, Column, Format, Table};
 use crate::study::whatif::Study;
-use crate::workload;
+use crate::{model, workload};
 
 /// What a shipped file describes, and so which command takes it.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -15,6 +15,7 @@ use crate::workload;
 enum EntryKind {
     Layer,
     Stack,
+    Model,
     Study,
 }
 
@@ -23,6 +24,7 @@ impl EntryKind {
         match self {
             EntryKind::Layer => "layer",
             EntryKind::Stack => "stack",
+            EntryKind::Model => "model",
             EntryKind::Study => "study",
         }
     }
@@ -32,7 +34,7 @@ impl EntryKind {
 struct Entry {
     name: &'static str,
     kind: EntryKind,
-    /// The layer, or the layers of a stack; of a study, those of its workload.
+    /// The layer, or the layers of a stack or a model; of a study, those of its workload.
     layer: String,
     plans: Vec<String>,
     chips: Vec<String>,
@@ -69,6 +71,32 @@ pub(super) fn execute(out: &mut impl Write, format: Format) -> anyhow::Result<Ou
             layer: format!("stack of {}", kinds.join(", ")),
             plans: stack.plans,
             chips: stack.hardware,
+            question: None,
+        });
+    }
+    for name in model::shipped() {
+        let Some((loaded, _)) = model::load::<&str>(name, &[])? else {
+            continue;
+        };
+        let kinds: Vec<String> = loaded
+            .blocks
+            .iter()
+            .map(|block| format!("{} x {}", block.count, block.name))
+            .collect();
+        let mut plans: Vec<String> = Vec::new();
+        for block in &loaded.blocks {
+            for plan in [&block.plan.tpu, &block.plan.gpu] {
+                if !plans.contains(plan) {
+                    plans.push(plan.clone());
+                }
+            }
+        }
+        entries.push(Entry {
+            name,
+            kind: EntryKind::Model,
+            layer: format!("model of {}", kinds.join(", ")),
+            plans,
+            chips: loaded.hardware,
             question: None,
         });
     }

@@ -2,11 +2,14 @@
 
 mod compare;
 mod completions;
+mod decode;
+mod dump;
 mod explain;
 mod fit;
 pub mod hw;
 mod init;
 mod list;
+mod model;
 mod predict;
 mod probe;
 mod roofline;
@@ -121,18 +124,22 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Time a workload on its chips, check its numerics, write a report
+    /// Time a workload or a model on its chips, check its numerics, write a report
     Run(run::RunArgs),
     /// Time a workload over many values of its fields and of its chips
     Whatif(whatif::WhatifArgs),
     /// Draw the roofline of a workload on its chips, for a paper
     Roofline(roofline::RooflineArgs),
+    /// Decoding with a log of updates beside the state: steps, merges, intervals, bytes
+    Decode(decode::DecodeArgs),
     /// Numeric probes: what the state of a mechanism remembers, overwrites and rounds
     Probe(probe::ProbeArgs),
     /// Two workloads or results side by side: speedups with intervals, bounds, inputs
     Compare(compare::CompareArgs),
     /// Take one number of a run apart
     Explain(explain::ExplainArgs),
+    /// Time a compiled program from the TPU compiler's own schedule
+    Dump(dump::DumpArgs),
     /// Time every case of a CSV file
     Predict(predict::PredictArgs),
     /// Fit the coefficients of the timing model to measured times
@@ -142,7 +149,7 @@ enum Command {
     /// Accelerators: list, show, check, init
     #[command(subcommand)]
     Hw(HwCommand),
-    /// Shipped workloads, and studies for `whatif`
+    /// Shipped workloads and models, and studies for `whatif`
     List,
     /// Second-order solvers side by side: work, definiteness, error, time of the layer
     Whitening(whitening::WhiteningArgs),
@@ -220,11 +227,13 @@ impl Cli {
             Command::Run(args) => run::execute(&mut out, args, &self.global),
             Command::Whatif(args) => whatif::execute(&mut out, args, &self.global),
             Command::Roofline(args) => roofline::execute(&mut out, args, &self.global),
+            Command::Decode(args) => decode::execute(&mut out, args, &self.global),
             Command::Probe(args) => probe::execute(&mut out, args, &self.global),
             Command::Compare(args) => compare::execute(&mut out, args, &self.global),
             Command::Explain(args) => explain::execute(&mut out, args),
             Command::Fit(args) => fit::execute(&mut out, args, &self.global),
             Command::Validate(args) => validate::execute(&mut out, args, &self.global),
+            Command::Dump(args) => dump::execute(&mut out, args, &self.global),
             Command::Predict(args) => predict::execute(&mut out, args, &self.global),
             Command::Hw(HwCommand::List) => hw::list(&mut out, format),
             Command::Hw(HwCommand::Show { name, clock, set }) => {

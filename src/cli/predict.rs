@@ -89,6 +89,9 @@ fn explain(out: &mut impl Write, table: &Table, files: &ChipFiles, line: u64) ->
         if launch.times > 1 {
             writeln!(out, "{} times:", launch.times)?;
         }
+        if launch.kernel.share < 1.0 {
+            writeln!(out, "in {:.4} of the steps:", launch.kernel.share)?;
+        }
         let time = time_kernel(&launch.kernel, &chip);
         out.write_all(explain::render(&launch.kernel, &time, &chip)?.as_bytes())?;
     }
@@ -104,6 +107,7 @@ fn launches(known: &Known<'_>) -> Printed {
         Column::text("launch", "launch"),
         Column::text("title", "title"),
         Column::number("times", "times_count"),
+        Column::number("share", "share_ratio"),
         Column::number("time of one (us)", "time_us"),
         Column::number("HBM (MB)", "hbm_megabytes"),
         Column::text("bound", "bound"),
@@ -117,6 +121,7 @@ fn launches(known: &Known<'_>) -> Printed {
                 Cell::from(&launch.label),
                 Cell::from(&launch.title),
                 Cell::from(launch.times),
+                Cell::from(launch.share),
                 Cell::number(launch.us, 2),
                 Cell::number(launch.hbm_bytes as f64 / 1e6, 3),
                 Cell::from(launch.bound),
@@ -244,6 +249,7 @@ fn json(out: &mut impl Write, table: &Table, known: &Known<'_>, unknown: &Unknow
                         "label": launch.label,
                         "title": launch.title,
                         "times": launch.times,
+                        "share": launch.share,
                         "time_us": launch.us,
                         "hbm_bytes": launch.hbm_bytes,
                         "bound": launch.bound,

@@ -7,8 +7,9 @@ use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, ValueEnum};
 
 use super::{Global, Outcome, split_overrides};
-use crate::config::{ConfigError, Document};
+use crate::config::{ConfigError, Document, nearest, suggestion};
 use crate::hardware::{self, Chip};
+use crate::model;
 use crate::report::folder::Extra;
 use crate::report::table::Format;
 use crate::report::{csv, folder, json, text, trace};
@@ -34,8 +35,12 @@ enum NumericMode {
 /// Arguments of `tpusim run`.
 #[derive(Debug, Args)]
 pub(super) struct RunArgs {
-    /// Path of a workload file, or the name of a shipped one (`tpusim list`)
-    workload: String,
+    /// Path of a file of a workload, a stack or a model, or the name of a shipped one (`tpusim list`)
+    #[arg(required_unless_present = "hf")]
+    workload: Option<String>,
+    /// `config.json` of a published model, as Hugging Face hosts it, instead of a file of this program
+    #[arg(long, value_name = "CONFIG", conflicts_with = "workload")]
+    hf: Option<PathBuf>,
     /// Chips instead of those of the workload: names or paths, separated by commas
     #[arg(long, value_delimiter = ',')]
     hw: Vec<String>,
@@ -44,10 +49,10 @@ pub(super) struct RunArgs {
     pub(super) out: Option<PathBuf>,
     /// Write the schedules as `trace.json` into the report, for Perfetto
     #[arg(long)]
-    trace: bool,
+    pub(super) trace: bool,
     /// Prove every schedule legal with the independent checker; exit code 1 if one is not
     #[arg(long)]
-    check: bool,
+    pub(super) check: bool,
     /// Execute the declared sample, the full layer, or nothing
     #[arg(long, value_enum, default_value_t)]
     numeric: NumericMode,
@@ -56,14 +61,31 @@ pub(super) struct RunArgs {
     pub(super) set: Vec<String>,
 }
 
+impl RunArgs {
+    /// The file or shipped name that is run.
+    fn source(&self) -> String {
+        let config = || self.hf.as_ref().map(|path| path.to_string_lossy().into_owned());
+        self.workload.clone().or_else(config).unwrap_or_default()
+    }
+}
+
 pub(super) fn execute(out: &mut impl Write, args: &RunArgs, global: &Global) -> anyhow::Result<Outcome> {
     let (_, workload_set) = split_overrides(&args.set)?;
-    if let Some(stack) = workload::load_stack(&args.workload, &workload_set)? {
+    if let Some(config) = &args.hf {
+        let loaded = model::load_huggingface(&config.to_string_lossy(), &workload_set)?;
+        return super::model::execute(out, &loaded, args, global);
+    }
+    let source = args.source();
+    if let Some(loaded) = model::load(&source, &workload_set)? {
+        return super::model::execute(out, &loaded, args, global);
+    }
+    refuse_misspelt_model(&source)?;
+    if let Some(stack) = workload::load_stack(&source, &workload_set)? {
         return super::stack::execute(out, &stack, args, global);
     }
-    let loaded = workload::load(&args.workload, &workload_set)?;
+    let loaded = workload::load(&source, &workload_set)?;
     let baseline = match &loaded.0.baseline {
-        Some(name) => Some(workload::load_baseline(name, &args.workload, &loaded.1)?),
+        Some(name) => Some(workload::load_baseline(name, &source, &loaded.1)?),
         None => None,
     };
     let chips = load_chips(args, &loaded.0.hardware, &loaded.1)?;
@@ -87,7 +109,7 @@ pub(super) fn execute(out: &mut impl Write, args: &RunArgs, global: &Global) -> 
         numeric,
     })?;
     if target.is_some() || matches!(global.format, Format::Json) {
-        let names = chip_names(&args.hw, &args.workload, &loaded.0.hardware, &loaded.1)?;
+        let names = chip_names(&args.hw, &source, &loaded.0.hardware, &loaded.1)?;
         let documents = chips.iter().map(|(_, document)| document.clone());
         let named: Vec<(String, Document)> = names.into_iter().zip(documents).collect();
         let sweep = Sweep::new(SweepRequest {
@@ -133,6 +155,24 @@ pub(super) fn execute(out: &mut impl Write, args: &RunArgs, global: &Global) -> 
     })
 }
 
+/// Refuses a name that is neither a file nor shipped and closer to that of a model than to that of a workload.
+fn refuse_misspelt_model(name: &str) -> Result<(), ConfigError> {
+    if hardware::is_path(name) || workload::shipped_text(name).is_some() {
+        return Ok(());
+    }
+    let layers = [workload::shipped(), workload::shipped_stacks()].concat();
+    let all = [layers, model::shipped()].concat();
+    match nearest(name, all) {
+        Some(close) if model::shipped_text(close).is_some() => {
+            let tail = suggestion(name, &model::shipped(), "shipped");
+            Err(ConfigError::argument(format!(
+                "unknown workload or model `{name}`; {tail}; a path to a file ends in `.yaml`"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The trace of the run where it is asked for, and the proof that its schedules are legal.
 fn trace(args: &RunArgs, workload: &Workload, chips: &Chips) -> anyhow::Result<Option<String>> {
     if !args.trace && !args.check {
@@ -171,7 +211,7 @@ pub(super) fn load_chips(
     document: &Document,
 ) -> Result<Chips, ConfigError> {
     let (set, _) = split_overrides(&args.set)?;
-    chips_of(&args.hw, &set, &args.workload, hardware, document)
+    chips_of(&args.hw, &set, &args.source(), hardware, document)
 }
 
 /// The chips called `hw`, or where there are none those that the workload `source` names as `hardware`, with the overrides `set`.

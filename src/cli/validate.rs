@@ -13,7 +13,7 @@ use super::fit::{self, refuse_to_replace, write_file};
 use super::{Global, Outcome, print};
 use crate::calibration::data::Observation;
 use crate::calibration::validate::{self, Score, Split};
-use crate::calibration::{blocks, decode, never_fitted, speedup};
+use crate::calibration::{blocks, decode, delta_log, never_fitted, speedup};
 use crate::hardware;
 use crate::report::plot::Theme;
 use crate::report::plot::errors::{self, ErrorMark};
@@ -43,6 +43,8 @@ enum Wanted {
     Speedup,
     /// Rows that no fit sees: tables of papers, reported latencies, operations measured after their model was written
     NeverFitted,
+    /// Measured decode steps with a log of updates, which are in no fit, by mechanism and kind of step
+    Deltalog,
     /// Blocks that won an autotuning against those that the model would choose
     Blocks,
 }
@@ -80,12 +82,14 @@ pub(super) fn execute(out: &mut impl Write, args: &ValidateArgs, global: &Global
         Some(Wanted::Speedup) => return speedup_table(out, global),
         Some(Wanted::NeverFitted) => return never_fitted_table(out, global),
         Some(Wanted::Blocks) => return blocks_table(out, global),
+        Some(Wanted::Deltalog) => return delta_log_table(out, global),
         None => {}
     }
     refuse_to_replace(&wanted_files(args), args.force)?;
     let files = ChipFiles::new(&args.chip)?;
     let data = fit::read(&args.csv, args.csv.is_empty(), &args.families, &files)?;
     let mut lines = Vec::new();
+    let mut without_device = BTreeMap::new();
     let (scores, residuals) = if args.csv.is_empty() {
         let wanted = |what: LeaveOut| args.leave_out.is_empty() || args.leave_out.contains(&what);
         let splits: Vec<Split> = [
@@ -103,6 +107,7 @@ pub(super) fn execute(out: &mut impl Write, args: &ValidateArgs, global: &Global
         let validation = validate::validate(&data, &splits);
         if args.page.is_some() {
             lines = speedup::table(&data, &validation)?;
+            without_device = validation.without_device;
         }
         (
             validate::scores(&data.used, &validation.residuals),
@@ -133,6 +138,7 @@ pub(super) fn execute(out: &mut impl Write, args: &ValidateArgs, global: &Global
             speedup: &lines,
             blocks: &blocks::groups(&blocks::choices()?),
             never_fitted: &never_fitted::rows(hardware::shipped_calibration())?,
+            delta_log: &delta_log::rows(hardware::shipped_calibration(), &without_device)?,
         });
         let picture = picture_of(path);
         let images = picture.parent().unwrap_or(Path::new("."));
@@ -325,6 +331,63 @@ fn never_fitted_table(out: &mut impl Write, global: &Global) -> anyhow::Result<O
     global.say(&format!(
         "{unknown} more rows cannot be timed; `tpusim predict` says why"
     ));
+    Ok(Outcome::Done)
+}
+
+/// Predictions of measured decode steps with a log: the table for people by mechanism and step, JSON and CSV row by row.
+fn delta_log_table(out: &mut impl Write, global: &Global) -> anyhow::Result<Outcome> {
+    let rows = delta_log::rows(hardware::shipped_calibration(), &BTreeMap::new())?;
+    let scores = delta_log::scores(&rows);
+    if global.format == Format::Table {
+        let mut printed = Table::new([
+            Column::text("mechanism", "mechanism"),
+            Column::text("step", "step"),
+            Column::number("n", "rows"),
+            Column::number("median abs (%)", "median_abs_pct"),
+            Column::number("p90 abs (%)", "p90_abs_pct"),
+            Column::number("bias (%)", "bias_pct"),
+            Column::number("speedup (%)", "speedup_abs_pct"),
+        ]);
+        for score in &scores {
+            printed.row([
+                Cell::from(&score.mechanism),
+                Cell::from(&score.step),
+                Cell::from(score.n),
+                Cell::number(score.median_abs_pct, 1),
+                Cell::number(score.p90_abs_pct, 1),
+                Cell::number(score.bias_pct, 1),
+                Cell::optional(score.speedup_abs_pct, 1),
+            ]);
+        }
+        printed.write_text(out)?;
+        return Ok(Outcome::Done);
+    }
+    let mut printed = Table::new([
+        Column::text("device", "device"),
+        Column::text("mechanism", "mechanism"),
+        Column::text("step", "step"),
+        Column::text("params", "params"),
+        Column::number("measured (us)", "measured_us"),
+        Column::number("predicted (us)", "predicted_us"),
+        Column::number("error (%)", "error_percent"),
+    ]);
+    for row in &rows {
+        printed.row([
+            Cell::from(&row.device),
+            Cell::from(&row.mechanism),
+            Cell::from(&row.step),
+            Cell::from(&row.params),
+            Cell::number(row.measured_us, 3),
+            Cell::number(row.predicted_us, 3),
+            Cell::number(row.error_pct(), 2),
+        ]);
+    }
+    print(
+        out,
+        global.format,
+        &printed,
+        &json!({ "groups": scores, "rows": rows }),
+    )?;
     Ok(Outcome::Done)
 }
 

@@ -19,7 +19,7 @@ pub(super) fn read<'de, T: Deserialize<'de>>(root: &'de Node) -> Result<T, (Loca
     let reader = Reader {
         node: root,
         owner: &root.location,
-        path: String::new(),
+        path: &Path::Root,
     };
     T::deserialize(reader).map_err(|error| {
         let (location, path) = error
@@ -52,9 +52,9 @@ impl Error {
     }
 
     /// Adds the spot, unless one nearer to the fault is known.
-    fn at(mut self, location: &Location, path: &str) -> Self {
+    fn at(mut self, location: &Location, path: &Path<'_>) -> Self {
         if self.spot.is_none() {
-            self.spot = Some((location.clone(), path.to_owned()));
+            self.spot = Some((location.clone(), path.to_string()));
         }
         self
     }
@@ -175,24 +175,40 @@ impl de::Error for Error {
     }
 }
 
-/// Deserializer of one node.
-struct Reader<'de> {
-    node: &'de Node,
-    /// The key that holds the node; the node itself at the root and in lists.
-    owner: &'de Location,
-    /// Dotted path from the root.
-    path: String,
+/// The way from the root to a node, written out only where something is wrong there.
+enum Path<'p> {
+    Root,
+    Key(&'p Path<'p>, &'p str),
+    Index(&'p Path<'p>, usize),
 }
 
-fn joined(path: &str, name: &str) -> String {
-    if path.is_empty() {
-        name.to_owned()
-    } else {
-        format!("{path}.{name}")
+impl fmt::Display for Path<'_> {
+    /// A dotted path.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parent = match self {
+            Path::Root => return Ok(()),
+            Path::Key(parent, _) | Path::Index(parent, _) => parent,
+        };
+        if !matches!(parent, Path::Root) {
+            write!(f, "{parent}.")?;
+        }
+        match self {
+            Path::Root => Ok(()),
+            Path::Key(_, name) => f.write_str(name),
+            Path::Index(_, index) => write!(f, "{index}"),
+        }
     }
 }
 
-impl<'de> Reader<'de> {
+/// Deserializer of one node.
+struct Reader<'de, 'p> {
+    node: &'de Node,
+    /// The key that holds the node; the node itself at the root and in lists.
+    owner: &'de Location,
+    path: &'p Path<'p>,
+}
+
+impl<'de> Reader<'de, '_> {
     fn wrap<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
         result.map_err(|error| {
             let location = if error.about_map {
@@ -200,7 +216,7 @@ impl<'de> Reader<'de> {
             } else {
                 &self.node.location
             };
-            error.at(location, &self.path)
+            error.at(location, self.path)
         })
     }
 
@@ -212,12 +228,12 @@ impl<'de> Reader<'de> {
         self.wrap(visitor.visit_map(Entries {
             rest: entries.iter(),
             value: None,
-            path: &self.path,
+            path: self.path,
         }))
     }
 }
 
-impl<'de> Deserializer<'de> for Reader<'de> {
+impl<'de> Deserializer<'de> for Reader<'de, '_> {
     type Error = Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
@@ -229,7 +245,7 @@ impl<'de> Deserializer<'de> for Reader<'de> {
             Value::String(value) => self.wrap(visitor.visit_borrowed_str(value)),
             Value::Seq(items) => self.wrap(visitor.visit_seq(Items {
                 items: items.iter().enumerate(),
-                path: &self.path,
+                path: self.path,
             })),
             Value::Map(entries) => self.visit_map(entries, visitor),
         }
@@ -310,7 +326,7 @@ impl<'de> Deserializer<'de> for Reader<'de> {
             name,
             location,
             content,
-            path: &self.path,
+            path: self.path,
         }))
     }
 
@@ -326,7 +342,7 @@ impl<'de> Deserializer<'de> for Reader<'de> {
 
 struct Items<'de, 'p> {
     items: std::iter::Enumerate<std::slice::Iter<'de, Node>>,
-    path: &'p str,
+    path: &'p Path<'p>,
 }
 
 impl<'de> SeqAccess<'de> for Items<'de, '_> {
@@ -336,11 +352,10 @@ impl<'de> SeqAccess<'de> for Items<'de, '_> {
         let Some((index, node)) = self.items.next() else {
             return Ok(None);
         };
-        let path = joined(self.path, &index.to_string());
         seed.deserialize(Reader {
             node,
             owner: &node.location,
-            path,
+            path: &Path::Index(self.path, index),
         })
         .map(Some)
     }
@@ -353,7 +368,7 @@ impl<'de> SeqAccess<'de> for Items<'de, '_> {
 struct Entries<'de, 'p> {
     rest: std::slice::Iter<'de, (Key, Node)>,
     value: Option<(&'de Key, &'de Node)>,
-    path: &'p str,
+    path: &'p Path<'p>,
 }
 
 impl<'de> MapAccess<'de> for Entries<'de, '_> {
@@ -374,7 +389,7 @@ impl<'de> MapAccess<'de> for Entries<'de, '_> {
         seed.deserialize(Reader {
             node,
             owner: &key.location,
-            path: joined(self.path, &key.name),
+            path: &Path::Key(self.path, &key.name),
         })
     }
 
@@ -386,7 +401,7 @@ impl<'de> MapAccess<'de> for Entries<'de, '_> {
 /// Deserializer of a key, which is always text; whole numbers are read where the type asks for them.
 struct KeyReader<'de, 'p> {
     key: &'de Key,
-    path: &'p str,
+    path: &'p Path<'p>,
 }
 
 impl<'de> KeyReader<'de, '_> {
@@ -461,7 +476,7 @@ struct Choice<'de, 'p> {
     name: &'de str,
     location: &'de Location,
     content: Option<&'de Node>,
-    path: &'p str,
+    path: &'p Path<'p>,
 }
 
 impl<'de, 'p> EnumAccess<'de> for Choice<'de, 'p> {
@@ -483,7 +498,8 @@ struct Content<'de, 'p> {
 }
 
 impl<'de> Content<'de, '_> {
-    fn reader(self) -> Result<Reader<'de>, Error> {
+    /// Reads what stands under the name.
+    fn read<T>(self, read: impl FnOnce(Reader<'de, '_>) -> Result<T, Error>) -> Result<T, Error> {
         let Choice {
             name,
             location,
@@ -491,10 +507,10 @@ impl<'de> Content<'de, '_> {
             path,
         } = self.choice;
         match content {
-            Some(node) => Ok(Reader {
+            Some(node) => read(Reader {
                 node,
                 owner: location,
-                path: joined(path, name),
+                path: &Path::Key(path, name),
             }),
             None => Err(
                 Error::new(format!("`{name}` needs its fields; write `{name}: {{ ... }}`"))
@@ -525,11 +541,11 @@ impl<'de> VariantAccess<'de> for Content<'de, '_> {
     }
 
     fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, Error> {
-        seed.deserialize(self.reader()?)
+        self.read(|reader| seed.deserialize(reader))
     }
 
     fn tuple_variant<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, Error> {
-        self.reader()?.deserialize_any(visitor)
+        self.read(|reader| reader.deserialize_any(visitor))
     }
 
     fn struct_variant<V: Visitor<'de>>(
@@ -537,6 +553,6 @@ impl<'de> VariantAccess<'de> for Content<'de, '_> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Error> {
-        self.reader()?.deserialize_struct("", fields, visitor)
+        self.read(|reader| reader.deserialize_struct("", fields, visitor))
     }
 }

@@ -133,6 +133,14 @@ impl Document {
         Ok(())
     }
 
+    /// Changes one field without listing it among the overrides: for values that take each other's place, one file after the other.
+    ///
+    /// # Errors
+    /// As [`Document::assign`].
+    pub fn put(&mut self, assignment: &Assignment) -> Result<(), ConfigError> {
+        assignment.apply(&mut self.root)
+    }
+
     /// A copy with some fields changed.
     ///
     /// # Errors
@@ -256,6 +264,12 @@ impl Document {
     #[must_use]
     pub fn overrides(&self) -> &[String] {
         &self.overrides
+    }
+
+    /// Another tree of the same file, for instance one of its blocks completed by what stands elsewhere in it: messages still point into the file.
+    #[must_use]
+    pub(crate) fn with_root(&self, root: Node) -> Self {
+        Self { root, ..self.clone() }
     }
 
     /// The tree.

@@ -86,7 +86,7 @@ impl Builder {
     pub fn input(
         &mut self,
         name: &str,
-        shape: impl Into<Vec<usize>>,
+        shape: impl AsRef<[usize]>,
         dtype: Dtype,
         role: Role,
         init: Init,
@@ -99,7 +99,7 @@ impl Builder {
     }
 
     /// A tensor of equal values, made on chip.
-    pub fn fill(&mut self, name: &str, shape: impl Into<Vec<usize>>, dtype: Dtype, value: f64) -> Value {
+    pub fn fill(&mut self, name: &str, shape: impl AsRef<[usize]>, dtype: Dtype, value: f64) -> Value {
         let ty = TensorType {
             shape: Shape::new(shape),
             dtype,
@@ -157,7 +157,7 @@ impl Builder {
         if ka != kb {
             return self.fail(name, &op, a, format!("contraction differs: {ta} and {tb}"));
         }
-        let leading = |s: &Shape| Shape::new(s.dims()[..s.rank() - 2].to_vec());
+        let leading = |s: &Shape| Shape::new(&s.dims()[..s.rank() - 2]);
         let Some(batch) = leading(&ta.shape).broadcast(&leading(&tb.shape)) else {
             return self.fail(name, &op, a, format!("leading dimensions differ: {ta} and {tb}"));
         };
@@ -313,7 +313,7 @@ impl Builder {
     }
 
     /// The same elements in row-major order under another shape.
-    pub fn reshape(&mut self, name: &str, a: Value, shape: impl Into<Vec<usize>>) -> Value {
+    pub fn reshape(&mut self, name: &str, a: Value, shape: impl AsRef<[usize]>) -> Value {
         let ty = self.ty(a).clone();
         let shape = Shape::new(shape);
         if shape == ty.shape {
@@ -554,7 +554,7 @@ impl Builder {
         let (tl, tb) = (self.ty(l).clone(), self.ty(b).clone());
         let square =
             tl.shape.from_end(0) == tl.shape.from_end(1) && tl.shape.from_end(0) == tb.shape.from_end(1);
-        let leading = |s: &Shape| Shape::new(s.dims()[..s.rank().saturating_sub(2)].to_vec());
+        let leading = |s: &Shape| Shape::new(&s.dims()[..s.rank().saturating_sub(2)]);
         let Some(batch) = leading(&tl.shape)
             .broadcast(&leading(&tb.shape))
             .filter(|_| square)
@@ -848,11 +848,13 @@ impl Builder {
 
     fn append(&mut self, name: &str, op: Op, operands: &[Value], results: Vec<TensorType>) -> Value {
         let node = self.graph.dag.add_node(Node {
-            name: name.to_owned(),
+            name: name.into(),
             stage: self.stage,
             op,
             results,
         });
+        self.graph.operands.extend_from_slice(operands);
+        self.graph.operand_ends.push(self.graph.operands.len());
         for (position, operand) in operands.iter().enumerate() {
             self.graph.dag.add_edge(
                 operand.node,

@@ -6,6 +6,7 @@
 //! [`work`] says what a node costs in arithmetic, whatever machine it runs on.
 
 mod build;
+mod name;
 mod op;
 mod pairs;
 mod shape;
@@ -14,6 +15,7 @@ mod table;
 pub mod work;
 
 pub use build::{BuildError, Builder};
+pub use name::Name;
 pub use op::{
     Function, Init, Mask, Op, PairLoop, Precision, ReduceFunction, Role, RowRun, Scan, matmul_dtype,
 };
@@ -25,7 +27,6 @@ pub use work::Work;
 
 use petgraph::Direction;
 use petgraph::graph::DiGraph;
-use petgraph::visit::EdgeRef;
 
 /// Index of a node in its [`Graph`].
 pub type NodeId = petgraph::graph::NodeIndex<u32>;
@@ -44,7 +45,7 @@ pub struct Value {
 #[derive(Debug, Clone)]
 pub struct Node {
     /// A short name in the notation of the mechanism, for instance `W`.
-    pub name: String,
+    pub name: Name,
     /// The stage of the layer it belongs to.
     pub stage: Stage,
     /// What it does.
@@ -66,6 +67,10 @@ pub struct Operand {
 #[derive(Debug, Clone, Default)]
 pub struct Graph {
     dag: DiGraph<Node, Operand, u32>,
+    /// Operands of all nodes, one node after the other.
+    operands: Vec<Value>,
+    /// Where those of every node end.
+    operand_ends: Vec<usize>,
     outputs: Vec<(String, Value)>,
 }
 
@@ -104,23 +109,12 @@ impl Graph {
 
     /// Operands of a node, in order.
     #[must_use]
-    pub fn operands(&self, id: NodeId) -> Vec<Value> {
-        let mut operands: Vec<(usize, Value)> = self
-            .dag
-            .edges_directed(id, Direction::Incoming)
-            .map(|edge| {
-                let Operand { position, port } = *edge.weight();
-                (
-                    position,
-                    Value {
-                        node: edge.source(),
-                        port,
-                    },
-                )
-            })
-            .collect();
-        operands.sort_unstable_by_key(|(position, _)| *position);
-        operands.into_iter().map(|(_, value)| value).collect()
+    pub fn operands(&self, id: NodeId) -> &[Value] {
+        let start = id
+            .index()
+            .checked_sub(1)
+            .map_or(0, |before| self.operand_ends[before]);
+        &self.operands[start..self.operand_ends[id.index()]]
     }
 
     /// Nodes that read any result of `id`, each once, in ascending order.

@@ -187,6 +187,8 @@ pub enum Role {
     State,
     /// Rows of earlier tokens along dimension 3; the output of the same name is the row that a decode step appends to them.
     Cache,
+    /// Slots for rows of earlier tokens along dimension 3, of which a decode step reads the filled ones; the output of the same name is the row that takes the next.
+    Log,
     /// An operand of a scan body, fed by the scan.
     Body,
 }

@@ -1,19 +1,34 @@
 //! Shapes and tensor types.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use smallvec::SmallVec;
 
 use crate::dtype::Dtype;
 
+/// Dimensions that are stored in place: those of the core, and one more.
+const IN_PLACE: usize = 7;
+
 /// Extents of a tensor, major dimension first. The last two are the tile a vector register or a matrix array sees.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(transparent)]
-pub struct Shape(Vec<usize>);
+#[derive(Debug, PartialEq, Eq)]
+pub struct Shape(SmallVec<[usize; IN_PLACE]>);
+
+impl Clone for Shape {
+    fn clone(&self) -> Self {
+        Shape::new(&self.0)
+    }
+}
+
+impl Serialize for Shape {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.dims().serialize(serializer)
+    }
+}
 
 impl Shape {
     /// A shape from its extents.
     #[must_use]
-    pub fn new(dims: impl Into<Vec<usize>>) -> Self {
-        Shape(dims.into())
+    pub fn new(dims: impl AsRef<[usize]>) -> Self {
+        Shape(SmallVec::from_slice(dims.as_ref()))
     }
 
     /// Extents, major first.
@@ -55,7 +70,7 @@ impl Shape {
     #[must_use]
     pub fn broadcast(&self, other: &Shape) -> Option<Shape> {
         let rank = self.rank().max(other.rank());
-        let mut dims = vec![1; rank];
+        let mut dims = SmallVec::from_elem(1, rank);
         for (i, dim) in dims.iter_mut().rev().enumerate() {
             let (a, b) = (self.from_end(i), other.from_end(i));
             *dim = match (a, b) {
@@ -71,17 +86,17 @@ impl Shape {
     /// The same shape with dimension `axis` set to `extent`.
     #[must_use]
     pub fn with(&self, axis: usize, extent: usize) -> Shape {
-        let mut dims = self.0.clone();
-        dims[axis] = extent;
-        Shape(dims)
+        let mut shape = self.clone();
+        shape.0[axis] = extent;
+        shape
     }
 
     /// The same shape without dimension `axis`.
     #[must_use]
     pub fn without(&self, axis: usize) -> Shape {
-        let mut dims = self.0.clone();
-        dims.remove(axis);
-        Shape(dims)
+        let mut shape = self.clone();
+        shape.0.remove(axis);
+        shape
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A stage of a linear-attention layer, in the numbering of the field's stage tables.
+/// A stage of a linear-attention layer, in the numbering of the field's stage tables, or of what stands around the layers of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Stage {
     /// Projections of queries, keys, values and gates.
@@ -44,11 +44,41 @@ pub enum Stage {
     /// State moved on along the accepted path of a tree of speculated tokens.
     #[serde(rename = "commit")]
     Commit,
+    /// Residual addition and RMS norm between the parts of a block of a model.
+    #[serde(rename = "norm")]
+    BlockNorm,
+    /// Scores of the experts and the choice of the best.
+    #[serde(rename = "router")]
+    Router,
+    /// First products of the chosen experts, gate and value side by side.
+    #[serde(rename = "experts-up")]
+    ExpertsUp,
+    /// Activation and gate of the experts.
+    #[serde(rename = "experts-gate")]
+    ExpertsGate,
+    /// Second products of the chosen experts.
+    #[serde(rename = "experts-down")]
+    ExpertsDown,
+    /// Weighted sum of what the experts of a token return.
+    #[serde(rename = "combine")]
+    Combine,
+    /// First product of a gated feed-forward network.
+    #[serde(rename = "mlp-up")]
+    FeedForwardUp,
+    /// Activation and gate of a feed-forward network.
+    #[serde(rename = "mlp-gate")]
+    FeedForwardGate,
+    /// Second product of a feed-forward network.
+    #[serde(rename = "mlp-down")]
+    FeedForwardDown,
+    /// Scores of the vocabulary.
+    #[serde(rename = "head")]
+    Head,
 }
 
 impl Stage {
     /// Every stage, in order of execution.
-    pub const ALL: [Stage; 13] = [
+    pub const ALL: [Stage; 23] = [
         Stage::Projections,
         Stage::Convolution,
         Stage::Whitening,
@@ -62,6 +92,16 @@ impl Stage {
         Stage::OutputNorm,
         Stage::OutputProjection,
         Stage::Commit,
+        Stage::BlockNorm,
+        Stage::Router,
+        Stage::ExpertsUp,
+        Stage::ExpertsGate,
+        Stage::ExpertsDown,
+        Stage::Combine,
+        Stage::FeedForwardUp,
+        Stage::FeedForwardGate,
+        Stage::FeedForwardDown,
+        Stage::Head,
     ];
 
     /// The name used in tables and files.
@@ -81,6 +121,16 @@ impl Stage {
             Stage::OutputNorm => "op7b",
             Stage::OutputProjection => "op7c",
             Stage::Commit => "commit",
+            Stage::BlockNorm => "norm",
+            Stage::Router => "router",
+            Stage::ExpertsUp => "experts-up",
+            Stage::ExpertsGate => "experts-gate",
+            Stage::ExpertsDown => "experts-down",
+            Stage::Combine => "combine",
+            Stage::FeedForwardUp => "mlp-up",
+            Stage::FeedForwardGate => "mlp-gate",
+            Stage::FeedForwardDown => "mlp-down",
+            Stage::Head => "head",
         }
     }
 
@@ -101,6 +151,16 @@ impl Stage {
             Stage::OutputNorm => "output norm and gate",
             Stage::OutputProjection => "output projection",
             Stage::Commit => "state commit of the accepted path",
+            Stage::BlockNorm => "residual and norm",
+            Stage::Router => "router",
+            Stage::ExpertsUp => "first products of the experts",
+            Stage::ExpertsGate => "activation and gate of the experts",
+            Stage::ExpertsDown => "second products of the experts",
+            Stage::Combine => "weighted sum over experts",
+            Stage::FeedForwardUp => "first product of the feed-forward network",
+            Stage::FeedForwardGate => "activation and gate",
+            Stage::FeedForwardDown => "second product of the feed-forward network",
+            Stage::Head => "scores of the vocabulary",
         }
     }
 }

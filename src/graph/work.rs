@@ -119,7 +119,7 @@ impl std::iter::Sum for Work {
 #[must_use]
 pub fn node_work(graph: &Graph, id: NodeId) -> Work {
     let node = graph.node(id);
-    let operands: Vec<&TensorType> = graph.operands(id).iter().map(|&value| graph.ty(value)).collect();
+    let operand = |i: usize| -> &TensorType { graph.ty(graph.operands(id)[i]) };
     let result = &node.results[0];
     let elements = result.shape.elements();
     let vector = |count: u64| Work {
@@ -143,9 +143,9 @@ pub fn node_work(graph: &Graph, id: NodeId) -> Work {
             }
         }
         Op::MatMul { transpose_a, .. } => {
-            let a = &operands[0];
+            let a = operand(0);
             let k = a.shape.from_end(usize::from(*transpose_a)) as u64;
-            let dtype = matmul_dtype(a.dtype, operands[1].dtype);
+            let dtype = matmul_dtype(a.dtype, operand(1).dtype);
             Work {
                 matrix_flops: PerDtype::of(dtype, 2 * elements * k),
                 ..Work::default()
@@ -156,8 +156,8 @@ pub fn node_work(graph: &Graph, id: NodeId) -> Work {
             ..vector(elements * function.vector_ops())
         },
         Op::Reduce { axis, .. } => {
-            let input = operands[0].shape.elements();
-            let minor = axis + 1 == operands[0].shape.rank();
+            let input = operand(0).shape.elements();
+            let minor = axis + 1 == operand(0).shape.rank();
             Work {
                 cross_lane: if minor { input } else { 0 },
                 ..vector(input)

@@ -15,15 +15,7 @@ pub(super) fn split(index: &Index<'_>, group: &Members, elsewhere: &Members) -> 
     let graph = index.graph;
     let (free, nodes): (Vec<NodeId>, Vec<NodeId>) = group.list.iter().partition(|&&id| index.is_free(id));
     // Nodes of the group that read a result of a node, each once.
-    let mut readers: Vec<Vec<NodeId>> = vec![Vec::new(); graph.len()];
-    for &id in &nodes {
-        for source in index.sources(id) {
-            let readers = &mut readers[source.node.index()];
-            if readers.last() != Some(&id) {
-                readers.push(id);
-            }
-        }
-    }
+    let readers = |id: NodeId| readers_in(index, group, id);
     let is_product = |id: NodeId| matches!(graph.node(id).op, Op::MatMul { .. });
     // The fusion of every node: one more than that of what has to be complete before it.
     let mut level: Vec<Option<usize>> = vec![None; graph.len()];
@@ -34,7 +26,7 @@ pub(super) fn split(index: &Index<'_>, group: &Members, elsewhere: &Members) -> 
             .filter_map(|source| {
                 let before = level[source.node.index()]?;
                 let ends = matches!(graph.node(source.node).op, Op::Reduce { .. });
-                let shared = !is_cheap(graph, source.node) && readers[source.node.index()].len() > 1;
+                let shared = !is_cheap(graph, source.node) && readers(source.node).nth(1).is_some();
                 Some(before + usize::from(ends || shared || product))
             })
             .max();
@@ -42,10 +34,10 @@ pub(super) fn split(index: &Index<'_>, group: &Members, elsewhere: &Members) -> 
     }
     // What is cheap, and what only one fusion needs, is done where it is first read; the operands of a product are there before it.
     for &id in nodes.iter().rev() {
-        let reading = &readers[id.index()];
-        let moves = is_cheap(graph, id) || (reading.len() == 1 && is_elementwise(graph, id));
-        if moves && !reading.iter().any(|&r| is_product(r)) {
-            let first = reading.iter().filter_map(|r| level[r.index()]).min();
+        let once = || readers(id).take(2).count() == 1;
+        let moves = is_cheap(graph, id) || (is_elementwise(graph, id) && once());
+        if moves && !readers(id).any(is_product) {
+            let first = readers(id).filter_map(|r| level[r.index()]).min();
             level[id.index()] = first.or(level[id.index()]);
         }
     }
@@ -59,11 +51,7 @@ pub(super) fn split(index: &Index<'_>, group: &Members, elsewhere: &Members) -> 
             let mut members = own.clone();
             // Operands come before what reads them, so one pass backwards finds all that is done again.
             for &id in nodes.iter().rev() {
-                if is_cheap(graph, id)
-                    && readers[id.index()]
-                        .iter()
-                        .any(|&r| members[r.index()] && !is_product(r))
-                {
+                if is_cheap(graph, id) && readers(id).any(|r| members[r.index()] && !is_product(r)) {
                     members[id.index()] = true;
                 }
             }
@@ -73,27 +61,33 @@ pub(super) fn split(index: &Index<'_>, group: &Members, elsewhere: &Members) -> 
                 own[id.index()] = at == 0;
             }
             Part {
-                members: Members::of(graph, |id, _| members[id.index()]),
-                own: Some(Members::of(graph, |id, _| own[id.index()])),
+                members: Members::held(members),
+                own: Some(Members::held(own)),
                 exports: None,
                 recomputed: BTreeSet::new(),
             }
         })
         .collect();
+    // No other value is written by the group.
+    let in_group = |value: &Value| group.contains(value.node);
     let mut exported: Vec<Value> = Vec::new();
     for part in &parts {
         for &id in part.members.list.iter().filter(|&&id| !index.is_free(id)) {
-            exported.extend(index.sources(id).filter(|s| !part.members.contains(s.node)));
+            exported.extend(
+                index
+                    .sources(id)
+                    .filter(in_group)
+                    .filter(|s| !part.members.contains(s.node)),
+            );
         }
     }
     for (id, _) in graph.nodes() {
         if !group.contains(id) && !index.is_free(id) {
-            exported.extend(index.sources(id));
+            exported.extend(index.sources(id).filter(in_group));
         }
     }
-    for (_, output) in graph.outputs() {
-        let bases = index.base(*output).into_iter();
-        exported.extend(bases.filter(|s| !elsewhere.contains(s.node)));
+    for (_, bases) in index.outputs() {
+        exported.extend(bases.iter().filter(|s| !elsewhere.contains(s.node)));
     }
     exported.sort_unstable();
     exported.dedup();
@@ -106,6 +100,13 @@ pub(super) fn split(index: &Index<'_>, group: &Members, elsewhere: &Members) -> 
         part.exports = Some(written.collect());
     }
     parts
+}
+
+/// Nodes of a group that compute something from a result of a node, each once.
+fn readers_in<'i>(index: &'i Index<'_>, group: &'i Members, id: NodeId) -> impl Iterator<Item = NodeId> {
+    let all = index.readers(id).chunk_by(|(_, a), (_, b)| a == b);
+    all.map(|by_reader| by_reader[0].1)
+        .filter(|&reader| group.contains(reader))
 }
 
 /// Whether a node works element by element.

@@ -1,6 +1,7 @@
 //! From a graph and a plan to kernels.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use super::{
     ColumnReads, Grid, Group, Implementation, Kernel, KernelOp, OpKind, Plan, Transfer, VectorCost, fusions,
@@ -51,6 +52,16 @@ impl<'a> Lowerer<'a> {
         }
     }
 
+    /// Lets what is computed from `value` have value columns too: a state that was given.
+    #[must_use]
+    pub fn with_value_columns_of(mut self, value: Value) -> Self {
+        let more = descendants(&self.index, value.node);
+        for (held, more) in self.downstream.iter_mut().zip(more) {
+            *held |= more;
+        }
+        self
+    }
+
     /// [`lower`] of one more plan.
     #[must_use]
     pub fn lower(&self, plan: &Plan) -> Vec<Kernel> {
@@ -86,6 +97,7 @@ impl<'a> Lowerer<'a> {
             };
             let in_core = [
                 Stage::Gates,
+                Stage::Gram,
                 Stage::StateScan,
                 Stage::Output,
                 Stage::Attention,
@@ -126,8 +138,10 @@ impl<'a> Lowerer<'a> {
             index,
             members,
             downstream: &self.downstream,
-            ops: Vec::new(),
-            produced_by: vec![Vec::new(); graph.len()],
+            ops: Vec::with_capacity(members.list.len()),
+            pool: Vec::with_capacity(2 * members.list.len()),
+            produced_by: vec![0..0; graph.len()],
+            waits: Vec::new(),
         };
         for &id in &members.list {
             lowering.node(id);
@@ -161,6 +175,7 @@ impl<'a> Lowerer<'a> {
             steps_per_program: group
                 .program
                 .map_or(1, |program| program.chunks.min(grid.sequential)),
+            share: 1.0,
             work: part
                 .own()
                 .list
@@ -265,7 +280,7 @@ fn ancestors(index: &Index<'_>, of: &Members) -> Vec<bool> {
     // Nodes are stored in topological order, so one pass backward finds all of them.
     for at in (0..seen.len()).rev() {
         if seen[at] {
-            for operand in &index.operands[at] {
+            for operand in index.operands(NodeId::new(at)) {
                 seen[operand.node.index()] = true;
             }
         }
@@ -287,32 +302,99 @@ fn names(group: &Group, stages: &BTreeSet<Stage>) -> (String, String) {
 #[derive(Debug)]
 pub(super) struct Index<'a> {
     pub(super) graph: &'a Graph,
-    /// Operands of every node.
-    operands: Vec<Vec<Value>>,
     /// Whether a node is only an address computation.
     free: Vec<bool>,
-    /// [`sources`] of every operand of every node.
-    sources: Vec<Vec<Vec<(Value, u64)>>>,
+    /// [`sources`] of every operand of every node, one operand after the other.
+    sources: Vec<(Value, u64)>,
+    /// Where those of every operand end.
+    source_ends: Vec<usize>,
+    /// The first operand of every node among all operands, and how many there are.
+    first_operand: Vec<usize>,
+    /// Nodes that compute something from a result of a node, views left out, in their order, one node after the other.
+    readers: Vec<(Value, NodeId)>,
+    /// Where those of every node begin, and their number.
+    first_reader: Vec<usize>,
+    /// Sources of the outputs of the graph, in their order.
+    outputs: Vec<(Value, Vec<Value>)>,
+    /// Next values of states, caches and logs, with the role of those.
+    next_roles: Vec<(Value, Role)>,
 }
 
 impl<'a> Index<'a> {
     fn of(graph: &'a Graph) -> Self {
-        let operands: Vec<Vec<Value>> = graph.nodes().map(|(id, _)| graph.operands(id)).collect();
-        let behind = |&value: &Value| sources(graph, &operands, value);
-        Index {
-            graph,
-            sources: operands
-                .iter()
-                .map(|values| values.iter().map(behind).collect())
-                .collect(),
-            free: graph.nodes().map(|(_, node)| is_free(node)).collect(),
-            operands,
+        let free: Vec<bool> = graph.nodes().map(|(_, node)| is_free(node)).collect();
+        let mut pending = Vec::new();
+        let mut sources = Vec::with_capacity(4 * graph.len());
+        let mut source_ends = Vec::with_capacity(3 * graph.len());
+        let mut first_operand = Vec::with_capacity(graph.len() + 1);
+        // How often every node is read, then where its readers begin.
+        let mut first_reader = vec![0; graph.len() + 1];
+        for (id, _) in graph.nodes() {
+            first_operand.push(source_ends.len());
+            for &operand in graph.operands(id) {
+                let from = sources.len();
+                push_sources(graph, operand, &mut pending, &mut sources);
+                source_ends.push(sources.len());
+                if !free[id.index()] {
+                    for (source, _) in &sources[from..] {
+                        first_reader[source.node.index() + 1] += 1;
+                    }
+                }
+            }
         }
+        first_operand.push(source_ends.len());
+        for at in 1..first_reader.len() {
+            first_reader[at] += first_reader[at - 1];
+        }
+        let nowhere = Value {
+            node: NodeId::new(0),
+            port: 0,
+        };
+        let mut readers = vec![(nowhere, NodeId::new(0)); first_reader[graph.len()]];
+        let mut next = first_reader.clone();
+        let mut index = Index {
+            graph,
+            free,
+            sources,
+            source_ends,
+            first_operand,
+            readers: Vec::new(),
+            first_reader,
+            outputs: Vec::new(),
+            next_roles: Vec::new(),
+        };
+        for (id, _) in graph.nodes().filter(|(id, _)| !index.is_free(*id)) {
+            for source in index.sources(id) {
+                let at = &mut next[source.node.index()];
+                readers[*at] = (source, id);
+                *at += 1;
+            }
+        }
+        index.readers = readers;
+        let behind = |value: Value| {
+            let mut found = Vec::new();
+            push_sources(graph, value, &mut pending, &mut found);
+            (value, found.into_iter().map(|(source, _)| source).collect())
+        };
+        index.outputs = graph
+            .outputs()
+            .iter()
+            .map(|(_, value)| *value)
+            .map(behind)
+            .collect();
+        index.next_roles = next_values(graph, &index.outputs);
+        index
+    }
+
+    /// Role of a value that no input brings: of the state, cache or log that it is the next value of, else of an activation.
+    fn next_role(&self, value: Value) -> Role {
+        let next = self.next_roles.iter().find(|(next, _)| *next == value);
+        next.map_or(Role::Activation, |(_, role)| *role)
     }
 
     /// Operands of a node.
-    pub(super) fn operands(&self, id: NodeId) -> &[Value] {
-        &self.operands[id.index()]
+    pub(super) fn operands(&self, id: NodeId) -> &'a [Value] {
+        self.graph.operands(id)
     }
 
     /// Whether a node is only an address computation.
@@ -320,26 +402,54 @@ impl<'a> Index<'a> {
         self.free[id.index()]
     }
 
+    /// Where the sources of an operand begin, counted over all nodes.
+    fn source_start(&self, operand: usize) -> usize {
+        operand
+            .checked_sub(1)
+            .map_or(0, |before| self.source_ends[before])
+    }
+
     /// The operands of a node, each with the values behind it.
     fn behind(&self, id: NodeId) -> impl Iterator<Item = (Value, &[(Value, u64)])> {
-        let sources = self.sources[id.index()].iter().map(Vec::as_slice);
-        self.operands(id).iter().copied().zip(sources)
+        let operands = self.operands(id).iter().copied();
+        operands
+            .zip(self.first_operand[id.index()]..)
+            .map(|(value, operand)| {
+                let range = self.source_start(operand)..self.source_ends[operand];
+                (value, &self.sources[range])
+            })
     }
 
     /// The values behind the operands of a node.
     pub(super) fn sources(&self, id: NodeId) -> impl Iterator<Item = Value> {
-        self.sources[id.index()]
-            .iter()
-            .flatten()
-            .map(|(source, _)| *source)
+        let [start, end] = [id.index(), id.index() + 1].map(|at| self.source_start(self.first_operand[at]));
+        self.sources[start..end].iter().map(|(source, _)| *source)
     }
 
-    /// The values behind a chain of views.
-    pub(super) fn base(&self, value: Value) -> Vec<Value> {
-        sources(self.graph, &self.operands, value)
-            .into_iter()
-            .map(|(source, _)| source)
-            .collect()
+    /// Whether a value is a view of one of `others`, through views of one operand each.
+    fn within(&self, value: Value, others: &[((Value, Value), u64)]) -> bool {
+        let mut value = value;
+        while self.is_free(value.node)
+            && let [operand] = self.operands(value.node)
+        {
+            if others.iter().any(|((_, view), _)| view == operand) {
+                return true;
+            }
+            value = *operand;
+        }
+        false
+    }
+
+    /// Results of a node with the nodes that compute something from them, in the order of those.
+    pub(super) fn readers(&self, id: NodeId) -> &[(Value, NodeId)] {
+        &self.readers[self.first_reader[id.index()]..self.first_reader[id.index() + 1]]
+    }
+
+    /// The outputs of the graph, each with the values behind its views.
+    pub(super) fn outputs(&self) -> impl Iterator<Item = (Value, &[Value])> {
+        self.outputs
+            .iter()
+            .map(|(value, bases)| (*value, bases.as_slice()))
     }
 }
 
@@ -355,14 +465,13 @@ pub(super) struct Members {
 impl Members {
     /// The nodes that `holds` picks.
     pub(super) fn of(graph: &Graph, mut holds: impl FnMut(NodeId, &Node) -> bool) -> Self {
-        let mut list = Vec::new();
-        let mut held = vec![false; graph.len()];
-        for (id, node) in graph.nodes() {
-            if holds(id, node) {
-                list.push(id);
-                held[id.index()] = true;
-            }
-        }
+        Self::held(graph.nodes().map(|(id, node)| holds(id, node)).collect())
+    }
+
+    /// The nodes that are held, by their index.
+    pub(super) fn held(held: Vec<bool>) -> Self {
+        let mut list = Vec::with_capacity(held.iter().filter(|held| **held).count());
+        list.extend((0..held.len()).filter(|&at| held[at]).map(NodeId::new));
         Members { list, held }
     }
 
@@ -389,10 +498,14 @@ fn descendants(index: &Index<'_>, from: NodeId) -> Vec<bool> {
     seen
 }
 
-/// The values behind a chain of views, each with the bytes of the narrowest view it is seen through.
-fn sources(graph: &Graph, operands: &[Vec<Value>], value: Value) -> Vec<(Value, u64)> {
-    let mut pending = vec![(value, u64::MAX)];
-    let mut sources = vec![];
+/// Appends the values behind a chain of views, each with the bytes of the narrowest view it is seen through. `pending` is empty before and after.
+fn push_sources(
+    graph: &Graph,
+    value: Value,
+    pending: &mut Vec<(Value, u64)>,
+    sources: &mut Vec<(Value, u64)>,
+) {
+    pending.push((value, u64::MAX));
     while let Some((value, seen)) = pending.pop() {
         let node = graph.node(value.node);
         let seen = seen.min(graph.ty(value).bytes());
@@ -406,13 +519,11 @@ fn sources(graph: &Graph, operands: &[Vec<Value>], value: Value) -> Vec<(Value, 
             _ => false,
         };
         if view {
-            let operands = operands[value.node.index()].iter();
-            pending.extend(operands.map(|&operand| (operand, seen)));
+            pending.extend(graph.operands(value.node).iter().map(|&operand| (operand, seen)));
         } else {
             sources.push((value, seen));
         }
     }
-    sources
 }
 
 fn keeps_minor(permutation: &[usize]) -> bool {
@@ -431,28 +542,29 @@ fn transfers(index: &Index<'_>, part: &Part) -> (Vec<Transfer>, Vec<Transfer>) {
     let (graph, members) = (index.graph, &part.members);
     // Bytes of the views through which an outside value is read, capped by the value itself: a kernel that takes two
     // slices of a tensor reads their sum, one that takes a tensor and a slice of it reads the tensor once.
-    let mut read: BTreeMap<Value, BTreeMap<Value, u64>> = BTreeMap::new();
-    let mut written: BTreeSet<Value> = part.exports.iter().flatten().copied().collect();
+    let mut read: Vec<((Value, Value), u64)> = Vec::new();
+    let mut written: Vec<Value> = part.exports.iter().flatten().copied().collect();
     let mut columns: BTreeMap<Value, ColumnReads> = BTreeMap::new();
     let on_chip = |value: &Value| matches!(graph.node(value.node).op, Op::Fill(_) | Op::Identity);
-    for (id, node) in graph.nodes() {
-        let inside = members.contains(id);
-        if index.is_free(id) || (!inside && part.exports.is_some()) {
+    for &id in &members.list {
+        if part.exports.is_none() {
+            for &(source, reader) in index.readers(id) {
+                // Who computes a stage again computes all of it that is needed there.
+                let again = || {
+                    let stage = graph.node(reader).stage;
+                    graph.node(id).stage == stage && part.recomputed.contains(&stage)
+                };
+                if !members.contains(reader) && !on_chip(&source) && !again() {
+                    written.push(source);
+                }
+            }
+        }
+        if index.is_free(id) {
             continue;
         }
         for (position, (operand, sources)) in index.behind(id).enumerate() {
             for &(source, seen) in sources {
-                let source_inside = members.contains(source.node);
-                if inside == source_inside {
-                    continue;
-                }
-                if !inside {
-                    // Who computes a stage again computes all of it that is needed there.
-                    let again =
-                        graph.node(source.node).stage == node.stage && part.recomputed.contains(&node.stage);
-                    if !on_chip(&source) && !again {
-                        written.insert(source);
-                    }
+                if members.contains(source.node) {
                     continue;
                 }
                 if let Some((scan, heads)) = column_operand(index, id, position) {
@@ -467,14 +579,13 @@ fn transfers(index: &Index<'_>, part: &Part) -> (Vec<Transfer>, Vec<Transfer>) {
                     reads.resident = ty.bytes() / own_heads.max(1);
                 }
                 if !on_chip(&source) {
-                    read.entry(source).or_default().insert(operand, seen);
+                    read.push(((source, operand), seen));
                 }
             }
         }
     }
-    for (_, output) in graph.outputs() {
+    for (output, bases) in index.outputs() {
         let own = part.own().contains(output.node);
-        let bases = index.base(*output);
         let copies = own
             && index.is_free(output.node)
             && bases
@@ -482,21 +593,26 @@ fn transfers(index: &Index<'_>, part: &Part) -> (Vec<Transfer>, Vec<Transfer>) {
                 .any(|source| !members.contains(source.node) && !on_chip(source));
         if copies {
             // A view of something the kernel did not make has to be written by it: a convolution state moved on by a token.
-            written.insert(*output);
+            written.push(output);
             continue;
         }
-        for source in bases {
+        for &source in bases {
             let own = part.own().contains(source.node) && part.exports.is_none();
             if own && !matches!(graph.node(source.node).op, Op::Fill(_)) {
-                written.insert(source);
+                written.push(source);
             }
         }
     }
-    let next_of = next_values(index);
     let role = |value: Value| match graph.node(value.node).op {
         Op::Input { role, .. } => role,
-        _ => next_of.get(&value).copied().unwrap_or(Role::Activation),
+        _ => index.next_role(value),
     };
+    written.sort_unstable();
+    written.dedup();
+    // Of a value behind the same operand twice the view that came last counts.
+    read.reverse();
+    read.sort_by_key(|(key, _)| *key);
+    read.dedup_by_key(|(key, _)| *key);
     let transfer = |value: Value, bytes: u64| Transfer {
         name: graph.node(value.node).name.clone(),
         bytes,
@@ -505,10 +621,16 @@ fn transfers(index: &Index<'_>, part: &Part) -> (Vec<Transfer>, Vec<Transfer>) {
         columns: None,
     };
     let reads = read
-        .iter()
-        .map(|(&source, views)| Transfer {
-            columns: columns.get(&source).copied(),
-            ..transfer(source, views.values().sum::<u64>().min(graph.ty(source).bytes()))
+        .chunk_by(|((a, _), _), ((b, _), _)| a == b)
+        .map(|views| {
+            let source = views[0].0.0;
+            // What is seen through another view that is read as well comes with it.
+            let apart = views.iter().filter(|((_, view), _)| !index.within(*view, views));
+            let bytes: u64 = apart.map(|(_, seen)| seen).sum();
+            Transfer {
+                columns: columns.get(&source).copied(),
+                ..transfer(source, bytes.min(graph.ty(source).bytes()))
+            }
         })
         .collect();
     let writes = written
@@ -518,26 +640,30 @@ fn transfers(index: &Index<'_>, part: &Part) -> (Vec<Transfer>, Vec<Transfer>) {
     (reads, writes)
 }
 
-/// Values that outputs of the name of a state or cache hand on, with its role.
-fn next_values(index: &Index<'_>) -> BTreeMap<Value, Role> {
-    let graph = index.graph;
-    let role_of = |name: &str| {
-        graph.inputs().find_map(|(_, node)| match node.op {
-            Op::Input { role, .. } if node.name == name => Some(role),
-            _ => None,
-        })
+/// Values that outputs of the name of a state, a cache or a log hand on, with its role; `outputs` are those of the graph with the values behind their views.
+fn next_values(graph: &Graph, outputs: &[(Value, Vec<Value>)]) -> Vec<(Value, Role)> {
+    let kept = |node: &Node| match node.op {
+        Op::Input {
+            role: role @ (Role::State | Role::Cache | Role::Log),
+            ..
+        } => Some(role),
+        _ => None,
     };
-    let mut roles = BTreeMap::new();
-    for (name, output) in graph.outputs() {
-        let Some(role @ (Role::State | Role::Cache)) = role_of(name) else {
+    let inputs: Vec<(&str, Role)> = graph
+        .inputs()
+        .filter_map(|(_, node)| Some((&*node.name, kept(node)?)))
+        .collect();
+    let mut roles = Vec::new();
+    for ((name, _), (output, bases)) in graph.outputs().iter().zip(outputs) {
+        let Some(&(_, role)) = inputs.iter().find(|(input, _)| **input == **name) else {
             continue;
         };
-        roles.insert(*output, role);
+        roles.push((*output, role));
         // What is the next value and more besides, such as the queries beside the keys of a cache, is handed on for another reason.
-        if let [base] = index.base(*output)[..]
+        if let [base] = bases[..]
             && graph.ty(base).bytes() == graph.ty(*output).bytes()
         {
-            roles.insert(base, role);
+            roles.push((base, role));
         }
     }
     roles
@@ -615,22 +741,19 @@ fn grid(graph: &Graph, members: &Members) -> Option<Grid> {
     if let Some(grid) = scans.max_by_key(|grid| grid.parallel) {
         return Some(grid);
     }
-    // A decode step runs over the states it reads: (batch, key head, value head).
-    let states = members
-        .list
-        .iter()
-        .flat_map(|&id| graph.operands(id))
-        .find_map(|operand| {
-            let dims = graph.ty(operand).shape.dims();
-            let state = matches!(
-                graph.node(operand.node).op,
-                Op::Input {
-                    role: Role::State,
-                    ..
-                }
-            );
-            (state && dims.len() == 5).then(|| dims[..3].iter().map(|&d| d as u64).product())
-        });
+    // A decode step runs over the states it reads, or the logs of their updates: (batch, key head, value head).
+    let heads_of = |wanted: Role| {
+        members
+            .list
+            .iter()
+            .flat_map(|&id| graph.operands(id).iter().copied())
+            .find_map(|operand| {
+                let dims = graph.ty(operand).shape.dims();
+                let found = matches!(graph.node(operand.node).op, Op::Input { role, .. } if role == wanted);
+                (found && dims.len() == 5).then(|| dims[..3].iter().map(|&d| d as u64).product())
+            })
+    };
+    let states = heads_of(Role::State).or_else(|| heads_of(Role::Log));
     if let Some(parallel) = states {
         return Some(Grid {
             parallel,
@@ -737,21 +860,47 @@ struct Lowering<'a> {
     /// Whether a node comes after the values.
     downstream: &'a [bool],
     ops: Vec<KernelOp>,
-    /// The last operations behind every node of the kernel; none behind nodes of others.
-    produced_by: Vec<Vec<usize>>,
+    /// Lists of operations, one after the other.
+    pool: Vec<usize>,
+    /// In the pool the last operations behind every node of the kernel; none behind nodes of others.
+    produced_by: Vec<Range<usize>>,
+    /// The operations that a node waits for.
+    waits: Vec<usize>,
 }
 
 impl Lowering<'_> {
+    /// Finds what waits for results of `operands`, by the operations behind every node.
+    fn find_waits(&mut self, operands: &[Value], produced_by: &[Range<usize>]) {
+        self.waits.clear();
+        for operand in operands {
+            self.waits
+                .extend_from_slice(&self.pool[produced_by[operand.node.index()].clone()]);
+        }
+        self.waits.sort_unstable();
+        self.waits.dedup();
+    }
+
+    /// Keeps what was found last.
+    fn keep_waits(&mut self) -> Range<usize> {
+        let from = self.pool.len();
+        self.pool.extend_from_slice(&self.waits);
+        from..self.pool.len()
+    }
+
+    /// Appends an operation.
+    fn push(&mut self, op: KernelOp) -> Range<usize> {
+        self.pool.push(self.ops.len());
+        self.ops.push(op);
+        self.pool.len() - 1..self.pool.len()
+    }
+
     fn node(&mut self, id: NodeId) {
         let node = self.graph.node(id);
-        let mut after: Vec<usize> = Vec::new();
-        for operand in self.index.operands(id) {
-            after.extend_from_slice(&self.produced_by[operand.node.index()]);
-        }
-        after.sort_unstable();
-        after.dedup();
+        let produced_by = std::mem::take(&mut self.produced_by);
+        self.find_waits(self.index.operands(id), &produced_by);
+        self.produced_by = produced_by;
         if self.index.is_free(id) {
-            self.produced_by[id.index()] = after;
+            self.produced_by[id.index()] = self.keep_waits();
             return;
         }
         let value_columns = self.downstream[id.index()];
@@ -771,8 +920,8 @@ impl Lowering<'_> {
                 carried,
                 share,
             };
-            let produced = self.scan_body(&scan.body, around, &after, value_columns);
-            self.produced_by[id.index()] = produced;
+            let after = self.keep_waits();
+            self.produced_by[id.index()] = self.scan_body(&scan.body, around, &after, value_columns);
             return;
         }
         let op = KernelOp {
@@ -781,65 +930,61 @@ impl Lowering<'_> {
             kind: kind(self.graph, id),
             count: instances(self.graph, id),
             serial: 1,
-            after,
+            after: self.waits.clone(),
             value_columns,
             carried: false,
             share: 1.0,
         };
-        self.ops.push(op);
-        self.produced_by[id.index()] = vec![self.ops.len() - 1];
+        self.produced_by[id.index()] = self.push(op);
     }
 
     /// Appends the body once with the counts of all trips, loops inside it likewise; returns the operations behind its results.
-    fn scan_body(&mut self, body: &Graph, around: Loop, after: &[usize], value_columns: bool) -> Vec<usize> {
-        let mut produced: Vec<Vec<usize>> = vec![Vec::new(); body.len()];
+    fn scan_body(
+        &mut self,
+        body: &Graph,
+        around: Loop,
+        after: &Range<usize>,
+        value_columns: bool,
+    ) -> Range<usize> {
+        let mut produced: Vec<Range<usize>> = vec![0..0; body.len()];
         for (id, node) in body.nodes() {
             if matches!(node.op, Op::Input { role: Role::Body, .. }) {
-                produced[id.index()] = after.to_vec();
+                produced[id.index()] = after.clone();
                 continue;
             }
-            let mut waits: Vec<usize> = Vec::new();
-            for operand in body.operands(id) {
-                waits.extend_from_slice(&produced[operand.node.index()]);
-            }
-            waits.sort_unstable();
-            waits.dedup();
-            if is_free(node) {
-                produced[id.index()] = waits;
-                continue;
-            }
-            if let Op::Scan(scan) = &node.op {
+            self.find_waits(body.operands(id), &produced);
+            produced[id.index()] = if is_free(node) {
+                self.keep_waits()
+            } else if let Op::Scan(scan) = &node.op {
                 let inside = Loop {
                     count: around.count * scan.trips as u64,
                     serial: around.serial * scan.trips as u64,
                     ..around
                 };
-                let results = self.scan_body(&scan.body, inside, &waits, value_columns);
-                produced[id.index()] = results;
-                continue;
-            }
-            let op = KernelOp {
-                name: node.name.clone(),
-                stage: node.stage,
-                kind: kind(body, id),
-                count: instances(body, id) * around.count,
-                serial: around.serial,
-                after: waits,
-                value_columns,
-                carried: around.carried,
-                share: around.share,
+                let waits = self.keep_waits();
+                self.scan_body(&scan.body, inside, &waits, value_columns)
+            } else {
+                self.push(KernelOp {
+                    name: node.name.clone(),
+                    stage: node.stage,
+                    kind: kind(body, id),
+                    count: instances(body, id) * around.count,
+                    serial: around.serial,
+                    after: self.waits.clone(),
+                    value_columns,
+                    carried: around.carried,
+                    share: around.share,
+                })
             };
-            self.ops.push(op);
-            produced[id.index()] = vec![self.ops.len() - 1];
         }
-        let mut results: Vec<usize> = body
-            .outputs()
-            .iter()
-            .flat_map(|(_, value)| produced[value.node.index()].iter().copied())
-            .collect();
-        results.sort_unstable();
-        results.dedup();
-        results
+        self.waits.clear();
+        for (_, value) in body.outputs() {
+            self.waits
+                .extend_from_slice(&self.pool[produced[value.node.index()].clone()]);
+        }
+        self.waits.sort_unstable();
+        self.waits.dedup();
+        self.keep_waits()
     }
 }
 
@@ -868,13 +1013,13 @@ fn kind(graph: &Graph, id: NodeId) -> OpKind {
     let shape = &node.results[0].shape;
     let operand_shape = |i: usize| &graph.ty(operands[i]).shape;
     let vector = |dims: &Shape, alu: f64, transcendental: f64| OpKind::Vector {
-        dims: dims.dims().to_vec(),
+        dims: dims.clone(),
         cost: VectorCost { alu, transcendental },
         cross_lane: None,
         cross_lane_ops: 0.0,
     };
     let with_lanes = |dims: &Shape, alu: f64, rows_columns: [usize; 2], ops: f64| OpKind::Vector {
-        dims: dims.dims().to_vec(),
+        dims: dims.clone(),
         cost: VectorCost {
             alu,
             transcendental: 0.0,
@@ -910,7 +1055,7 @@ fn kind(graph: &Graph, id: NodeId) -> OpKind {
                 operand_shape(i).from_end(0) == 1 && operand_shape(i).from_end(1) > 1 && shape.from_end(0) > 1
             });
             OpKind::Vector {
-                dims: shape.dims().to_vec(),
+                dims: shape.clone(),
                 cost: VectorCost { alu, transcendental },
                 cross_lane: column.then(|| [rows(shape), 1]),
                 cross_lane_ops: 1.0,

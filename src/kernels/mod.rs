@@ -15,13 +15,13 @@ pub use lower::{Lowerer, lower, lower_compiled};
 pub use plan::{Group, Plan, Program};
 
 use crate::dtype::Dtype;
-use crate::graph::{Role, Stage, Work};
+use crate::graph::{Name, Role, Shape, Stage, Work};
 
 /// A tensor that a kernel reads from or writes to HBM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transfer {
     /// Name of the value in the graph.
-    pub name: String,
+    pub name: Name,
     /// Bytes moved.
     pub bytes: u64,
     /// Format of an element.
@@ -78,7 +78,7 @@ pub enum OpKind {
     /// An elementwise operation, reduction or selection on a tensor.
     Vector {
         /// Extents of the tensor the operation runs over.
-        dims: Vec<usize>,
+        dims: Shape,
         /// Cost per register.
         cost: VectorCost,
         /// Rows and columns that pass the cross-lane unit, if any.
@@ -104,7 +104,7 @@ pub enum OpKind {
 #[derive(Debug, Clone, PartialEq)]
 pub struct KernelOp {
     /// Name of the node.
-    pub name: String,
+    pub name: Name,
     /// Stage of the node.
     pub stage: Stage,
     /// What it asks of the units.
@@ -200,6 +200,8 @@ pub struct Kernel {
     pub units_per_program: Option<u64>,
     /// Sequential steps one program works on; only their carried chains follow each other.
     pub steps_per_program: u64,
+    /// Launches in a pass of the layer: 1, or the share of the decode steps of an interval that launch it.
+    pub share: f64,
     /// Arithmetic, padding of partial chunks included.
     pub work: Work,
     /// Share of the rows that only pad the last chunk.

@@ -78,6 +78,14 @@ pub struct Plan {
 impl Plan {
     /// Names of the plans every linear-attention layer has.
     pub const NAMES: [&'static str; 6] = ["unfused", "fused", "tokamax", "fla", "fla_intra", "fla_output"];
+    /// The plan of a decode step that computes the coefficients of its log in a launch of their own.
+    pub const SPLIT: &'static str = "split";
+    /// Names of the plans of a decode step.
+    pub const DECODE_NAMES: [&'static str; 3] = ["unfused", "fused", Plan::SPLIT];
+    /// Names of the plans of the verification of a tree.
+    pub const VERIFY_NAMES: [&'static str; 2] = ["unfused", "fused"];
+    /// Columns of a value tile of split replay: four programs per state of 128 columns, the fastest split of the Triton kernels in tools/gpu/deltalog.
+    pub const SPLIT_VALUE_TILE: u64 = 32;
     /// Columns of a value tile of the state scan of flash-linear-attention (its kernels are called `blockdim64`).
     const FLA_VALUE_TILE: u64 = 64;
 
@@ -225,12 +233,13 @@ impl Plan {
     /// A plan of a decode step by name.
     ///
     /// `unfused`: a launch per stage. `fused`: ops 2 to 7a in one launch, so that the state crosses HBM once in each direction. Softmax
-    /// attention is a launch of its own in both.
+    /// attention is a launch of its own in both. `split`, of steps with a log: ops 2 to 4 in one launch, which computes the coefficients of the log once per state
+    /// and appends what all value columns share, then the replay in tiles of value columns.
     #[must_use]
     pub fn decode(name: &str) -> Option<Plan> {
         use Stage::{
-            Attention, Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan,
-            Whitening,
+            Attention, Convolution, Gates, Gram, Output, OutputNorm, OutputProjection, Projections,
+            StateScan, Whitening,
         };
         let span = |first, last, named| Group {
             first,
@@ -246,6 +255,7 @@ impl Plan {
                 span(Convolution, Convolution, None),
                 span(Whitening, Whitening, None),
                 span(Gates, Gates, Some("decay and step-size gates")),
+                span(Gram, Gram, Some("coefficients of the log")),
                 span(StateScan, StateScan, Some("state update")),
                 span(Output, Output, Some("state readout")),
                 span(Attention, Attention, Some("attention to the cache")),
@@ -255,6 +265,15 @@ impl Plan {
                 span(Projections, Projections, None),
                 span(Convolution, Output, Some("convolution to output, one token")),
                 span(Attention, Attention, Some("attention to the cache")),
+                span(OutputNorm, OutputProjection, None),
+            ],
+            Self::SPLIT => vec![
+                span(Projections, Projections, None),
+                span(Convolution, Gram, Some("convolution to coefficients of the log")),
+                Group {
+                    value_tile: Some(Self::SPLIT_VALUE_TILE),
+                    ..span(StateScan, Output, Some("replay in value tiles"))
+                },
                 span(OutputNorm, OutputProjection, None),
             ],
             _ => return None,

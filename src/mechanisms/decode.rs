@@ -12,6 +12,7 @@
 //! output is read from the state as computed, before it is rounded to its storage format. Stages: state read, prediction and
 //! update are op6, the readout after the update and the sum of the readout before it op7a.
 
+use super::delta_log;
 use super::gated_outer::normaliser_inverse;
 use super::gram::expand;
 use super::state::{decode_state, encode_state};
@@ -72,6 +73,9 @@ pub(super) enum Beside {
 
 /// Appends stages op3 (decay) to op7a of a decode step and declares the outputs `o`, `state` and `state_scale`.
 pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: TokenInputs, recurrence: Recurrence) -> Core {
+    if let Some(log) = layer.log {
+        return delta_log::append(b, layer, log, inputs, recurrence);
+    }
     b.stage(Stage::Gates);
     let decay = match inputs.decay {
         TokenDecay::None => None,
@@ -150,26 +154,7 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: TokenInputs, recurr
         }
         None => products(b, layer, "q S'", &[query], written.next)[0],
     };
-    let o = match inputs.beside {
-        Beside::Skip(weight, input) => {
-            let (weight, input) = (row(b, "skip_weight", weight), row(b, "skip_input", input));
-            let skipped = b.multiply("D x", input, weight);
-            b.add("O + D x", o, skipped)
-        }
-        Beside::Normaliser(sum) => {
-            let sum = row(b, "z", sum);
-            let product = b.multiply("q . z terms", query.row, sum);
-            let divisor = b.sum_minor("q . z", product);
-            let inverse = normaliser_inverse(b, divisor);
-            b.multiply("O / q . z", o, inverse)
-        }
-        Beside::Nothing | Beside::Bonus(_) => o,
-    };
-    let o = b.cast("O_rounded", o, layer.activations);
-    let mut core_layout = b.dims(o);
-    core_layout.insert(3, 1);
-    let o = b.reshape("O_core", o, core_layout);
-    b.output("o", o);
+    let o = beside_state(b, layer, o, inputs.beside, query.row);
 
     Core {
         recurrence,
@@ -183,6 +168,31 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: TokenInputs, recurr
         final_state: Some(encoded[0]),
         gram_exponent: None,
     }
+}
+
+/// The output of a token from its readout of the state and what stands beside that, in core layout and the format of the activations: output `o`.
+pub(super) fn beside_state(b: &mut Builder, layer: &Layer, o: Value, beside: Beside, query: Value) -> Value {
+    let o = match beside {
+        Beside::Skip(weight, input) => {
+            let (weight, input) = (row(b, "skip_weight", weight), row(b, "skip_input", input));
+            let skipped = b.multiply("D x", input, weight);
+            b.add("O + D x", o, skipped)
+        }
+        Beside::Normaliser(sum) => {
+            let sum = row(b, "z", sum);
+            let product = b.multiply("q . z terms", query, sum);
+            let divisor = b.sum_minor("q . z", product);
+            let inverse = normaliser_inverse(b, divisor);
+            b.multiply("O / q . z", o, inverse)
+        }
+        Beside::Nothing | Beside::Bonus(_) => o,
+    };
+    let o = b.cast("O_rounded", o, layer.activations);
+    let mut core_layout = b.dims(o);
+    core_layout.insert(3, 1);
+    let o = b.reshape("O_core", o, core_layout);
+    b.output("o", o);
+    o
 }
 
 /// One write of a token.
@@ -275,7 +285,7 @@ impl Write {
 }
 
 /// `[B, Hk, R, dk, width]`.
-fn state_dims(b: &Builder, layer: &Layer, inputs: &TokenInputs) -> Vec<usize> {
+pub(super) fn state_dims(b: &Builder, layer: &Layer, inputs: &TokenInputs) -> Vec<usize> {
     let value = b.dims(inputs.value);
     let decay = match inputs.decay {
         TokenDecay::None => None,

@@ -114,7 +114,12 @@ fn decode_token(b: &mut Builder, layer: &Layer, inputs: GatedOuterInputs) -> Cor
         OuterDecay::Retention => {
             b.stage(Stage::Gates);
             let dims = [1, layer.key_heads, layer.sharing(), 1, 1, 1];
-            let table = Table::RetentionChunk { tokens: 1, chunk: 1 };
+            // With a log the state is as old as its last merge.
+            let tokens = 1 + layer.log.map_or(0, |log| log.position);
+            let table = Table::RetentionChunk {
+                tokens,
+                chunk: tokens,
+            };
             TokenDecay::Factor(b.input("gamma", dims, Dtype::F32, Role::Weight, Init::Table(table)))
         }
     };

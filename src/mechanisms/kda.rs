@@ -20,6 +20,7 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
         fields::COMMON,
         fields::PACKED,
         fields::DECODE,
+        fields::DELTA_LOG,
         fields::VERIFY,
         fields::GRAM,
         fields::DECAY,

@@ -49,7 +49,7 @@ pub(super) fn weight(b: &mut Builder, layer: &Layer, name: &str, rows: usize, co
     b.input(
         name,
         [rows, columns],
-        layer.activations,
+        layer.weights,
         Role::Weight,
         Init::Normal { std },
     )

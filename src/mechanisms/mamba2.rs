@@ -19,7 +19,13 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     source: "arXiv 2405.21060",
     packed: false,
     granularity: |_| Granularity::Scalar,
-    fields: &[fields::COMMON, fields::PACKED, fields::DECODE, fields::GRAM],
+    fields: &[
+        fields::COMMON,
+        fields::PACKED,
+        fields::DECODE,
+        fields::DELTA_LOG,
+        fields::GRAM,
+    ],
     defaults: Defaults {
         inverse: InverseVariant::Blocked16,
         decay_gate: DecayGate::Softplus,

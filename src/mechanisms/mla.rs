@@ -5,7 +5,7 @@
 //! Of the `key_dim` channels of a key, `decoupled_dim` come straight from the input and are the same in all heads; the others, and the values, come
 //! from a latent of `latent_rank` channels with an RMS norm. The decoupled channels are rotated where `rotary` is 1; Kimi Linear keeps them
 //! but does not rotate (`mla_use_nope`). Per token the cache holds the latent and the decoupled channels. Queries are projected in one
-//! step, as in Kimi Linear (`q_lora_rank: null`).
+//! step, as in Kimi Linear (`q_lora_rank: null`), or from a latent of `query_rank` channels of their own, as in DeepSeek-V3.
 
 use super::flash::{self, Cached, RotaryTables};
 use super::layer::{output_gate, project, weight};
@@ -41,7 +41,16 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
     };
     b.stage(Stage::Projections);
     let x = input(b, layer);
-    let query = project(b, layer, x, "q", heads * dk);
+    let query = match layer.attention.query_rank {
+        0 => project(b, layer, x, "q", heads * dk),
+        rank => {
+            let latent = project(b, layer, x, "q_latent", rank);
+            let latent = flash::rms_norm(b, "q_latent", latent);
+            let latent = b.cast("q_latent_rounded", latent, layer.activations);
+            let up = weight(b, layer, "W_q", rank, heads * dk);
+            b.matmul("q", latent, up, Precision::Default)
+        }
+    };
     let query = b.cast("q_projected", query, layer.activations);
     let query = per_head(b, "q_heads", query, heads, dk);
     let compressed = project(b, layer, x, "latent", rank + shared);

@@ -14,6 +14,7 @@
 mod comba;
 mod conjugate_gradient;
 mod decode;
+mod delta_log;
 pub mod delta_rule;
 mod deltanet;
 mod deltaproduct;
@@ -47,6 +48,7 @@ mod state;
 mod tree;
 mod whitening;
 
+pub use delta_log::{LOG, MergeGraph, build_merge};
 pub use gated_outer::NORMALISER_EPSILON;
 pub use inverse::append_inverse;
 pub use mesanet::{MesaOperator, append_mesa_solve};

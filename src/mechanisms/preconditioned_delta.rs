@@ -34,6 +34,7 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
         fields::COMMON,
         fields::PACKED,
         fields::DECODE,
+        fields::DELTA_LOG,
         fields::GRAM,
         fields::DECAY,
         fields::DELTA,

@@ -47,6 +47,8 @@ pub mod fields {
     pub const PACKED: &[&str] = &["sequences", "padded_rows"];
     /// One token per sequence; a mechanism that reads these builds its graph for [`crate::layer::Pass::Decode`] too.
     pub const DECODE: &[&str] = &["readout", "state_products"];
+    /// A log of updates beside the state of a decode step: of mechanisms with one outer-product update per token.
+    pub const DELTA_LOG: &[&str] = &["log_interval", "log_keys", "log_updates", "log_merge"];
     /// Tokens before the decoded one: of mechanisms to which positions matter. They too build their graph for [`crate::layer::Pass::Decode`].
     pub const CONTEXT: &[&str] = &["context"];
     /// A tree of speculated tokens; a mechanism that reads these builds its graph for [`crate::layer::Pass::Verify`] too.
@@ -82,7 +84,7 @@ pub mod fields {
     /// Attention whose query heads share key heads.
     pub const GROUPED_ATTENTION: &[&str] = &["query_heads", "qk_norm"];
     /// Attention whose keys and values come from a latent.
-    pub const LATENT_ATTENTION: &[&str] = &["latent_rank", "decoupled_dim"];
+    pub const LATENT_ATTENTION: &[&str] = &["latent_rank", "decoupled_dim", "query_rank"];
     /// Chunk Gram matrices.
     pub const GRAM: &[&str] = &["gram", "pivot"];
     /// Data-dependent decay.

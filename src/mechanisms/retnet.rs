@@ -22,6 +22,7 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
         fields::STATE,
         fields::PACKED,
         fields::DECODE,
+        fields::DELTA_LOG,
         fields::CONTEXT,
         fields::OUTPUT_GATE,
     ],

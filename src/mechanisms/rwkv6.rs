@@ -21,6 +21,7 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
         fields::STATE,
         fields::PACKED,
         fields::DECODE,
+        fields::DELTA_LOG,
         fields::OUTPUT_GATE,
         fields::GRAM,
         fields::DECAY_RANK,

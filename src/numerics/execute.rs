@@ -48,7 +48,7 @@ pub enum ExecuteError {
         /// Name of the input.
         name: String,
         /// Its shape.
-        expected: Shape,
+        expected: Box<Shape>,
     },
     /// The array given for an input has another shape.
     #[error("input `{name}` is {expected}, its values are {found}")]
@@ -56,9 +56,9 @@ pub enum ExecuteError {
         /// Name of the input.
         name: String,
         /// Shape in the graph.
-        expected: Shape,
+        expected: Box<Shape>,
         /// Shape of the array.
-        found: Shape,
+        found: Box<Shape>,
     },
     /// A value to be kept is not one of the graph's.
     #[error("the graph has no result {port} of a node {node}")]
@@ -194,18 +194,18 @@ impl<R: Real> Run<'_, R> {
     /// An input, rounded to its format where it is not of that format already.
     fn input(&mut self, step: &Step, given: Option<Tensor<R>>) -> Result<Outcome<R>, ExecuteError> {
         let ty = &step.node.results[0];
-        let name = || step.node.name.clone();
+        let name = || step.node.name.to_string();
         let Some(tensor) = given else {
             return Err(ExecuteError::MissingInput {
                 name: name(),
-                expected: ty.shape.clone(),
+                expected: Box::new(ty.shape.clone()),
             });
         };
         if tensor.shape() != ty.shape.dims() {
-            let found = Shape::new(tensor.shape());
+            let found = Box::new(Shape::new(tensor.shape()));
             return Err(ExecuteError::InputShape {
                 name: name(),
-                expected: ty.shape.clone(),
+                expected: Box::new(ty.shape.clone()),
                 found,
             });
         }
@@ -246,7 +246,7 @@ impl<R: Real> Run<'_, R> {
         let finish = self.finish(step);
         let dims = step.node.results[0].shape.dims();
         let meaningless = |problem: &str| ExecuteError::Meaningless {
-            name: step.node.name.clone(),
+            name: step.node.name.to_string(),
             stage: step.node.stage,
             problem: problem.to_owned(),
         };

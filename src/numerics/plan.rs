@@ -38,7 +38,7 @@ impl<'g> Plan<'g> {
                     Op::Scan(scan) => Some(Plan::new(&scan.body, outputs(&scan.body))),
                     _ => None,
                 };
-                let operands = graph.operands(id);
+                let operands = graph.operands(id).to_vec();
                 let dtypes = operands.iter().map(|&value| graph.ty(value).dtype).collect();
                 Step {
                     id,
@@ -96,14 +96,14 @@ impl<'g> Plan<'g> {
             .as_ref()
             .zip(marks.inner[i].as_ref())
             .and_then(|(body, m)| body.first_exposed(m));
-        let scan = matches!(step.node.op, Op::Scan(_)).then(|| step.node.name.clone());
+        let scan = matches!(step.node.op, Op::Scan(_)).then(|| step.node.name.to_string());
         Some(match inner {
             Some(inner) => NonFinite {
                 scan: inner.scan.or(scan),
                 ..inner
             },
             None => NonFinite {
-                node: step.node.name.clone(),
+                node: step.node.name.to_string(),
                 stage: step.node.stage,
                 scan: None,
             },

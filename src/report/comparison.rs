@@ -122,6 +122,9 @@ pub struct RowSide {
 /// A row of either or both sides.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RowPair {
+    /// Kind of layers, where a side is a stack; the times are those of all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers: Option<String>,
     /// Stage or span of stages.
     pub stage: String,
     /// What happens in it; in A, where both have it.
@@ -135,6 +138,15 @@ pub struct RowPair {
 }
 
 impl RowPair {
+    /// `op6`, or `KDA: op6` where a side is a stack.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match &self.layers {
+            Some(layers) => format!("{layers}: {}", self.stage),
+            None => self.stage.clone(),
+        }
+    }
+
     /// Whether another unit binds B than A.
     #[must_use]
     pub fn bound_changes(&self) -> bool {
@@ -151,6 +163,28 @@ impl RowPair {
     }
 }
 
+/// Layers of one kind of one side.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct LayerSide {
+    /// Layers.
+    pub count: u64,
+    /// Predicted time of all of them.
+    pub time_us: f64,
+}
+
+/// Layers of one kind of either or both sides.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LayerPair {
+    /// Name of the kind, or both names.
+    pub name: String,
+    /// A; absent where only B has such layers.
+    pub a: Option<LayerSide>,
+    /// B.
+    pub b: Option<LayerSide>,
+    /// All of A over all of B, where both have such layers.
+    pub speedup: Option<Speedup>,
+}
+
 /// A plan of both sides.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlanPair {
@@ -164,6 +198,9 @@ pub struct PlanPair {
     pub b_us: f64,
     /// Total of A over that of B.
     pub speedup: Speedup,
+    /// Kinds of layers, in the order of A, then those of B alone; none where each side is one layer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<LayerPair>,
     /// Rows, in the order of A; those of B alone before the row they precede.
     pub rows: Vec<RowPair>,
 }
@@ -255,21 +292,25 @@ fn times(chip: &ChipPair) -> Table {
             empty(),
             empty(),
         ]);
-        for row in &plan.rows {
-            let only = match (row.a, row.b) {
-                (Some(_), None) => "only in A",
-                (None, Some(_)) => "only in B",
-                _ => "",
-            };
+        for row in plan.rows.iter().filter(|row| row.layers.is_none()) {
+            time_row(&mut table, "  ", row);
+        }
+        for layers in &plan.layers {
+            let count = |side: Option<LayerSide>| side.map_or(0, |side| side.count).to_string();
+            let counts = both(&count(layers.a), &count(layers.b));
             table.row([
-                Cell::from(format!("  {}", row.stage)),
-                Cell::from(&row.title),
-                Cell::optional(row.a.map(|a| a.time_us), 1),
-                Cell::optional(row.b.map(|b| b.time_us), 1),
-                Cell::optional(row.speedup.map(|s| s.ratio), 2),
-                Cell::from(row.speedup.map_or_else(|| only.to_owned(), interval)),
-                Cell::from(row.bounds()),
+                Cell::from(format!("  {} x {}", counts, layers.name)),
+                empty(),
+                Cell::optional(layers.a.map(|a| a.time_us), 1),
+                Cell::optional(layers.b.map(|b| b.time_us), 1),
+                Cell::optional(layers.speedup.map(|s| s.ratio), 2),
+                Cell::from(layers.speedup.map_or_else(String::new, interval)),
+                empty(),
             ]);
+            let own = |row: &&RowPair| row.layers.as_ref() == Some(&layers.name);
+            for row in plan.rows.iter().filter(own) {
+                time_row(&mut table, "    ", row);
+            }
         }
         table.row([
             Cell::from("  total"),
@@ -282,6 +323,23 @@ fn times(chip: &ChipPair) -> Table {
         ]);
     }
     table
+}
+
+fn time_row(table: &mut Table, indent: &str, row: &RowPair) {
+    let only = match (row.a, row.b) {
+        (Some(_), None) => "only in A",
+        (None, Some(_)) => "only in B",
+        _ => "",
+    };
+    table.row([
+        Cell::from(format!("{indent}{}", row.stage)),
+        Cell::from(&row.title),
+        Cell::optional(row.a.map(|a| a.time_us), 1),
+        Cell::optional(row.b.map(|b| b.time_us), 1),
+        Cell::optional(row.speedup.map(|s| s.ratio), 2),
+        Cell::from(row.speedup.map_or_else(|| only.to_owned(), interval)),
+        Cell::from(row.bounds()),
+    ]);
 }
 
 fn differences(comparison: &Comparison) -> Table {
@@ -367,7 +425,7 @@ pub fn write_text(mut out: impl Write, comparison: &Comparison) -> io::Result<()
     Ok(())
 }
 
-/// Writes one row per pair of chips, pair of plans and stage, the total as a stage of its own; every number has its unit in the header.
+/// Writes one row per pair of chips, pair of plans, kind of layers and stage, totals as a stage of their own; every number has its unit in the header.
 ///
 /// # Errors
 /// Where the writer fails.
@@ -378,6 +436,7 @@ pub fn write_csv(mut out: impl Write, comparison: &Comparison) -> io::Result<()>
             "b_chip",
             "a_plan",
             "b_plan",
+            "layers",
             "stage",
             "title",
             "a_us",
@@ -417,6 +476,7 @@ pub fn write_csv(mut out: impl Write, comparison: &Comparison) -> io::Result<()>
                 table.row(
                     start()
                         .chain([
+                            Cell::from(row.layers.as_deref().unwrap_or("")),
                             Cell::from(&row.stage),
                             Cell::from(&row.title),
                             Cell::optional(row.a.map(|a| a.time_us), 3),
@@ -431,9 +491,24 @@ pub fn write_csv(mut out: impl Write, comparison: &Comparison) -> io::Result<()>
                         ]),
                 );
             }
+            for layers in &plan.layers {
+                table.row(
+                    start()
+                        .chain([
+                            Cell::from(&layers.name),
+                            Cell::from("total"),
+                            Cell::from(""),
+                            Cell::optional(layers.a.map(|a| a.time_us), 3),
+                            Cell::optional(layers.b.map(|b| b.time_us), 3),
+                        ])
+                        .chain(speedup(layers.speedup))
+                        .chain([bound(None), bound(None), bound(None), bound(None)]),
+                );
+            }
             table.row(
                 start()
                     .chain([
+                        Cell::from(""),
                         Cell::from("total"),
                         Cell::from(""),
                         Cell::number(plan.a_us, 3),

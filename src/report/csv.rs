@@ -28,7 +28,7 @@ impl Cell {
 type Take = fn(&ChipResult, &PlanResult, &StageResult) -> Cell;
 
 /// Header and content of every column.
-const COLUMNS: [(&str, Take); 50] = [
+const COLUMNS: [(&str, Take); 52] = [
     ("chip", |chip, _, _| Cell::Text(chip.name.clone())),
     ("device", |chip, _, _| Cell::Text(chip.device.clone())),
     ("cores_count", |chip, _, _| Cell::Count(u64::from(chip.cores))),
@@ -98,6 +98,9 @@ const COLUMNS: [(&str, Take); 50] = [
     ("token_read_cache_bytes", |_, plan, _| {
         Cell::Maybe(plan.token.map(|token| token.read_bytes.cache))
     }),
+    ("token_read_log_bytes", |_, plan, _| {
+        Cell::Maybe(plan.token.map(|token| token.read_bytes.log))
+    }),
     ("token_read_activations_bytes", |_, plan, _| {
         Cell::Maybe(plan.token.map(|token| token.read_bytes.activations))
     }),
@@ -109,6 +112,9 @@ const COLUMNS: [(&str, Take); 50] = [
     }),
     ("token_written_cache_bytes", |_, plan, _| {
         Cell::Maybe(plan.token.map(|token| token.written_bytes.cache))
+    }),
+    ("token_written_log_bytes", |_, plan, _| {
+        Cell::Maybe(plan.token.map(|token| token.written_bytes.log))
     }),
     ("token_written_activations_bytes", |_, plan, _| {
         Cell::Maybe(plan.token.map(|token| token.written_bytes.activations))

@@ -69,7 +69,7 @@ pub fn render(kernel: &Kernel, time: &KernelTime, chip: &Chip) -> std::io::Resul
         let cost = occupancy(chip, &op.kind, op.value_columns, cut.value_parts);
         let instances = op.count as f64 * cut.value_parts as f64 / programs;
         let mut cells = vec![
-            Cell::from(op.name.clone()),
+            Cell::from(op.name.as_str()),
             Cell::from(op.stage.name()),
             Cell::from(shape(&op.kind)),
             Cell::number(instances, 2),
@@ -218,10 +218,7 @@ fn shape(kind: &OpKind) -> String {
             };
             format!("[{m},{k}]x[{k},{n}] {dtype}{passes}")
         }
-        OpKind::Vector { dims, .. } => {
-            let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();
-            format!("[{}]", dims.join(","))
-        }
+        OpKind::Vector { dims, .. } => dims.to_string(),
         OpKind::Cholesky { rows } => format!("Cholesky factor of {rows} rows"),
         OpKind::Substitution { rows, columns } => format!("solve {rows} rows, {columns} columns"),
     }

@@ -7,7 +7,9 @@
 //! | [`text`] | the report in a terminal |
 //! | [`csv`], [`json`] | data, described in `docs/formats.md` |
 //! | [`stack`] | text, CSV and JSON of a stack of layers |
+//! | [`model`] | text, CSV and JSON of a whole model |
 //! | [`comparison`] | text, CSV and JSON of two results beside each other |
+//! | [`delta_log`], [`delta_log_page`] | decoding with a log of updates: tables, pictures, page |
 //! | [`plot`] | the roofline picture and the stage bars |
 //! | [`trace`] | schedules for Perfetto |
 //! | [`timeline`], [`explain`] | one program, and one row of the table taken apart |
@@ -17,6 +19,9 @@
 
 pub mod comparison;
 pub mod csv;
+pub mod delta_log;
+pub mod delta_log_page;
+pub mod dump;
 pub mod explain;
 #[cfg(test)]
 pub(crate) mod fixture;
@@ -24,6 +29,7 @@ pub mod folder;
 mod format;
 pub mod html;
 pub mod json;
+pub mod model;
 pub mod plot;
 pub mod text;
 pub mod timeline;

@@ -165,6 +165,8 @@ pub struct TokenBytes {
     pub state: f64,
     /// Keys and values, or latents, of earlier tokens.
     pub cache: f64,
+    /// Updates that wait beside the state for the next merge.
+    pub log: f64,
     /// Everything else: the input and output of the layer and what one kernel hands to the next.
     pub activations: f64,
 }
@@ -173,16 +175,17 @@ impl TokenBytes {
     /// All of them.
     #[must_use]
     pub fn total(&self) -> f64 {
-        self.weights + self.state + self.cache + self.activations
+        self.weights + self.state + self.cache + self.log + self.activations
     }
 
     /// The parts with their words, in order.
     #[must_use]
-    pub const fn parts(&self) -> [(&'static str, f64); 4] {
+    pub const fn parts(&self) -> [(&'static str, f64); 5] {
         [
             ("weights", self.weights),
             ("state", self.state),
             ("cache", self.cache),
+            ("log", self.log),
             ("activations", self.activations),
         ]
     }

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use crate::calibration::blocks;
 use crate::calibration::data::Data;
 use crate::calibration::decode::DecodeScore;
+use crate::calibration::delta_log;
 use crate::calibration::never_fitted::{self, Origin};
 use crate::calibration::speedup::{LayerTime, Line};
 use crate::calibration::validate::{Score, Split, quantile};
@@ -32,6 +33,8 @@ pub struct Page<'a> {
     pub blocks: &'a [blocks::Group],
     /// Rows that no fit sees, and how many of them cannot be timed.
     pub never_fitted: &'a (Vec<never_fitted::Row>, usize),
+    /// Measured decode steps with a log of updates, which no fit sees either.
+    pub delta_log: &'a [delta_log::Row],
 }
 
 /// The line that a test compares with the code, the data and the calibration of the day.
@@ -71,6 +74,7 @@ pub fn markdown(page: &Page<'_>) -> String {
     decode(&mut out, page.decode);
     speedup(&mut out, page.speedup);
     never_fitted(&mut out, page.never_fitted);
+    delta_log(&mut out, page.delta_log);
     blocks(&mut out, page.blocks);
     coefficients(&mut out, page.calibration);
     cross_check(&mut out, page.compiler);
@@ -362,6 +366,36 @@ expect of a new operation.",
             out,
             "| {} | {:.2} | {:.2} | {:+.1} |",
             ratio.name, ratio.published, ratio.predicted, ratio.error_pct
+        );
+    }
+    out.push('\n');
+}
+
+/// Decode steps with a log of updates.
+fn delta_log(out: &mut String, rows: &[delta_log::Row]) {
+    let _ = writeln!(
+        out,
+        "## Decoding with a log of updates\n\nEager and DeltaLog decode steps of GDN, KDA and RWKV6 on an H200 (`measurements/h200_deltalog.csv`, Triton kernels of tools/gpu/deltalog), {} rows that enter no fit (`tpusim validate --table \
+deltalog`). Their launches are lowered from the graphs of the mechanisms, with the value tiles of those kernels and no coefficient of their own. `deltalog` is a step averaged over an interval, `split` one whose log is replayed in two kernels. \
+Predicted with the calibration in use, and with fits that had seen no row of the H200; no shape of them is in any fit. `speedup` is the median error of the predicted gain over the eager step. [deltalog.md](deltalog.md) sets predictions beside \
+the DeltaLog paper.\n\n| mechanism | step | rows | median / p90 % | bias % | H200 left out | speedup % |\n|---|---|---:|---:|---:|---:|---:|",
+        rows.len()
+    );
+    for score in delta_log::scores(rows) {
+        let _ = writeln!(
+            out,
+            "| {} | {} | {} | {:.1} / {:.0} | {:+.1} | {} | {} |",
+            score.mechanism,
+            score.step,
+            score.n,
+            score.median_abs_pct,
+            score.p90_abs_pct,
+            score.bias_pct,
+            score.unseen_abs_pct.map_or_else(
+                || "–".to_owned(),
+                |(median, p90)| format!("{median:.1} / {p90:.0}")
+            ),
+            number(score.speedup_abs_pct, 1)
         );
     }
     out.push('\n');

@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use super::delta_log::{self, Replay, Step};
 use super::run::lower_with;
 use crate::coefficients::Coefficient;
 use crate::dtype::Dtype;
@@ -9,7 +10,10 @@ use crate::graph::Precision;
 use crate::hardware::{Architecture, Chip};
 use crate::kernels::library::{self, Case, CaseError, Formats, Launch, Params, Recurrent};
 use crate::kernels::{Group, Implementation, Kernel, OpKind, Plan, Program, Transfer};
-use crate::layer::{DecayGate, GramVariant, InitialState, InverseVariant, Layer, StateFormat};
+use crate::layer::{
+    DecayGate, DeltaLog, GramVariant, InitialState, InverseVariant, Layer, Merge, Pass, Readout, StateFormat,
+    StateProducts,
+};
 use crate::mechanisms::{self, Granularity, Mechanism, gram_variants};
 use crate::workload::{self, Workload};
 use crate::{
@@ -30,11 +34,14 @@ const FUSED_HEADS: u64 = 16;
 const FUSED_BLOCK: u64 = 16;
 /// Largest extent of a layer that a case may ask for.
 const LARGEST_EXTENT: u64 = 1 << 24;
+/// Longest log that a case may ask for: every step of an interval is a graph of its own.
+const LONGEST_LOG: u64 = 256;
 
 /// The launches of one call of `op` on `chip`.
 ///
 /// Besides the operations of the library: `MECHANISM_chunk` (the forward pass of a prefill, split as Tokamax does on a TPU and as flash-linear-attention does on
-/// a GPU), `MECHANISM_decode` (one token per sequence), `gdn_fused` (convolution and GDN in one kernel), `WORKLOAD_layer_stage` (a row of the stage table of a
+/// a GPU), `MECHANISM_decode` (one token per sequence), `MECHANISM_decode_eager` and `MECHANISM_decode_deltalog`, `.._append`, `.._append_merge`, `.._merge` (the same
+/// without and with a log of updates beside the state, as the kernels of tools/gpu/deltalog do it), `gdn_fused` (convolution and GDN in one kernel), `WORKLOAD_layer_stage` (a row of the stage table of a
 /// shipped workload) and `WORKLOAD_core` (the kernel of its core).
 ///
 /// # Errors
@@ -46,6 +53,8 @@ pub fn launches(op: &str, params: &Params, formats: Formats, chip: &Chip) -> Res
     let case = Case::new(op, params, formats, chip);
     let launches = if op == "gdn_fused" {
         fused(&case)?
+    } else if let Some((name, step)) = log_step(op) {
+        decode_with_log(&case, mechanism(op, name)?, step)?
     } else if let Some(name) = op.strip_suffix("_decode") {
         decode(&case, mechanism(op, name)?)?
     } else if let Some(name) = op.strip_suffix("_chunk_safe") {
@@ -74,9 +83,11 @@ pub fn mechanism_of(op: &str) -> Option<&'static Mechanism> {
     if library::knows(op) {
         return None;
     }
-    let name = ["_decode", "_chunk_safe", "_chunk"]
-        .iter()
-        .find_map(|tail| op.strip_suffix(tail))?;
+    let name = log_step(op).map(|(name, _)| name).or_else(|| {
+        ["_decode", "_chunk_safe", "_chunk"]
+            .iter()
+            .find_map(|tail| op.strip_suffix(tail))
+    })?;
     mechanism(op, name).ok()
 }
 
@@ -202,6 +213,7 @@ impl Sizes {
             value_dim: self.value_dim as usize,
             chunk: self.chunk as usize,
             activations,
+            weights: activations,
             state: StateFormat::F32,
             ..usual.clone()
         };
@@ -413,7 +425,7 @@ fn below_the_diagonal(sizes: Sizes, activations: Dtype, launches: &mut Vec<Launc
         .find(|launch| launch.kernel.label == Stage::Inverse.name());
     if let Some(launch) = solve {
         launch.kernel.reads.push(Transfer {
-            name: "operands of pairs of blocks".to_owned(),
+            name: "operands of pairs of blocks".into(),
             bytes,
             dtype: activations,
             role: Role::Activation,
@@ -486,7 +498,7 @@ fn decayed_keys(sizes: Sizes, activations: Dtype, launches: &mut [Launch]) {
     }
     let prepared = scan.kernel.split_preparation();
     let written = Transfer {
-        name: "keys decayed to the end of the chunk".to_owned(),
+        name: "keys decayed to the end of the chunk".into(),
         bytes: sizes.batch * sizes.tokens * sizes.value_heads * sizes.key_dim * activations.bytes(),
         dtype: activations,
         role: Role::Activation,
@@ -668,7 +680,7 @@ fn decode(case: &Case<'_>, mechanism: &'static Mechanism) -> Result<Vec<Launch>,
     let sums = outputs * 4.0;
     let parts = sizes.key_dim.div_ceil(rows) as f64;
     kernel.writes.push(Transfer {
-        name: "sums of the output".to_owned(),
+        name: "sums of the output".into(),
         bytes: (parts * sums) as u64,
         dtype: Dtype::F32,
         role: Role::Activation,
@@ -686,6 +698,122 @@ fn decode(case: &Case<'_>, mechanism: &'static Mechanism) -> Result<Vec<Launch>,
     );
     launches.push(library::stream("round", "output", [sums, output], case.formats.a)?.into());
     Ok(launches)
+}
+
+/// Which step of a decode with a log an operation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LogStep {
+    Eager,
+    Average,
+    Append,
+    AppendMerge,
+    Merge,
+}
+
+/// Mechanism and step of an operation such as `gdn_decode_deltalog_append`.
+fn log_step(op: &str) -> Option<(&str, LogStep)> {
+    [
+        ("_decode_eager", LogStep::Eager),
+        ("_decode_deltalog", LogStep::Average),
+        ("_decode_deltalog_append", LogStep::Append),
+        ("_decode_deltalog_append_merge", LogStep::AppendMerge),
+        ("_decode_deltalog_merge", LogStep::Merge),
+    ]
+    .into_iter()
+    .find_map(|(tail, step)| Some((op.strip_suffix(tail)?, step)))
+}
+
+/// `MECHANISM_decode_eager` and `MECHANISM_decode_deltalog..`: the core of a decode step from its graph.
+fn decode_with_log(
+    case: &Case<'_>,
+    mechanism: &'static Mechanism,
+    step: LogStep,
+) -> Result<Vec<Launch>, CaseError> {
+    let sizes = Sizes::of(case)?;
+    if sizes.tokens != 1 {
+        return Err(CaseError::Value {
+            parameter: "T".to_owned(),
+            expected: "`1`, a token of every sequence".to_owned(),
+            found: sizes.tokens.to_string(),
+        });
+    }
+    if !mechanism.uses("log_interval") {
+        return Err(CaseError::Unsupported(format!(
+            "`{}`: no log of updates for `{}`",
+            case.op, mechanism.name
+        )));
+    }
+    case.word("state", &["f32"])?;
+    let layer = Layer {
+        pass: Pass::Decode,
+        tokens: 1,
+        chunk: 1,
+        initial_state: InitialState::Given,
+        state_products: StateProducts::Vector,
+        // The kernels read prediction and output in one pass.
+        readout: Readout::BeforeUpdate,
+        log: None,
+        ..sizes.layer(usual_layer(mechanism)?, case.formats.a)?
+    };
+    let mut log = DeltaLog {
+        interval: 1,
+        keys: Dtype::F32,
+        updates: Dtype::F32,
+        merge: Merge::Fused,
+        position: 0,
+    };
+    let steps = |name: &str, least: u64| -> Result<usize, CaseError> {
+        let steps = match least {
+            0 => case.count(name)?,
+            _ => case.size(name)?,
+        };
+        if steps > LONGEST_LOG {
+            return Err(CaseError::TooLarge(format!("{name} = {steps}")));
+        }
+        Ok(steps as usize)
+    };
+    let mut replay = Replay::Whole;
+    if step != LogStep::Eager {
+        if case.text("log").is_none() {
+            return Err(CaseError::Missing {
+                op: case.op.to_owned(),
+                parameter: "log".to_owned(),
+            });
+        }
+        [log.keys, log.updates] = match case.word("log", &["f32", "bf16", "bf16xf32"])? {
+            "bf16" => [Dtype::Bf16; 2],
+            "bf16xf32" => [Dtype::Bf16, Dtype::F32],
+            _ => [Dtype::F32; 2],
+        };
+        log.interval = steps("M", 1)?;
+        if let Some(programs) = case.optional("split")? {
+            replay = Replay::Split(programs.min(sizes.value_dim));
+        }
+    }
+    let launched = match step {
+        LogStep::Average => {
+            if case.word("merge", &["fused", "separate"])? == "separate" {
+                log.merge = Merge::Separate;
+            }
+            delta_log::launches_of_interval(&layer, log, replay, case.chip.architecture)
+        }
+        LogStep::Eager => delta_log::launches_of_step(&layer, log, Step::Eager, replay, case.chip),
+        LogStep::Append => {
+            let step = Step::Append(steps("length", 0)?);
+            delta_log::launches_of_step(&layer, log, step, replay, case.chip)
+        }
+        LogStep::AppendMerge => {
+            let step = Step::AppendMerge(steps("length", 0)?);
+            delta_log::launches_of_step(&layer, log, step, replay, case.chip)
+        }
+        LogStep::Merge => {
+            let step = Step::Merge(steps("length", 1)?);
+            delta_log::launches_of_step(&layer, log, step, replay, case.chip)
+        }
+    };
+    let launches =
+        launched.map_err(|error| CaseError::Unsupported(format!("cannot build the graph: {error}")))?;
+    Ok(launches.into_iter().map(Launch::from).collect())
 }
 
 /// How a decode kernel of flash-linear-attention cuts a state into programs. Source: its code.

@@ -16,14 +16,18 @@
 //! parts add in squares. The interval of a time need not be centred on it; its centre shifts that of the ratio by `(p - q)` times as much.
 //!
 //! On different chips, or with different versions or calibrations, nothing cancels: the half-widths of the two totals add in squares.
+//!
+//! A stack is compared kind by kind of its layers, and each kind row by row. The layers of a kind are one kernel run many times, so a row counts with all of
+//! them, and its errors go together.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::stack::StackRun;
 use crate::report::comparison::{
-    ChipPair, Comparison, Difference, Part, PlanPair, RowPair, RowSide, SCHEMA, Side, Speedup,
-    SpeedupEvidence, both,
+    ChipPair, Comparison, Difference, LayerPair, LayerSide, Part, PlanPair, RowPair, RowSide, SCHEMA, Side,
+    Speedup, SpeedupEvidence, both,
 };
-use crate::report::result::{ChipResult, PlanResult, RunResult, StageResult};
+use crate::report::result::{ChipResult, Inputs, PlanResult, RunResult, StageResult};
 
 /// Why two results cannot be compared.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -50,22 +54,193 @@ pub enum CompareError {
     },
 }
 
+/// What is compared.
+#[derive(Debug, Clone, Copy)]
+pub enum Compared<'r> {
+    /// One layer.
+    Layer(&'r RunResult),
+    /// The layers of a stack.
+    Stack(&'r StackRun),
+}
+
+impl<'r> From<&'r RunResult> for Compared<'r> {
+    fn from(run: &'r RunResult) -> Self {
+        Compared::Layer(run)
+    }
+}
+
+impl<'r> From<&'r StackRun> for Compared<'r> {
+    fn from(stack: &'r StackRun) -> Self {
+        Compared::Stack(stack)
+    }
+}
+
+/// Layers of one kind on one side.
+#[derive(Debug, Clone, Copy)]
+struct Layers<'r> {
+    name: &'r str,
+    count: u64,
+    run: &'r RunResult,
+}
+
+impl<'r> Layers<'r> {
+    /// One of the layers in a plan on a chip.
+    fn plan(&self, chip: &str, plan: &str) -> Option<&'r PlanResult> {
+        let chip = self.run.chips.iter().find(|of| of.name == chip)?;
+        chip.plans.iter().find(|of| of.name == plan)
+    }
+}
+
+/// A side with its kinds of layers, each timed on the same chips in the same plans.
+#[derive(Debug)]
+struct Taken<'r> {
+    name: &'r str,
+    kinds: Vec<Layers<'r>>,
+    workload_digest: String,
+    overrides: &'r [String],
+    stack: bool,
+}
+
+impl<'r> Taken<'r> {
+    fn of(side: Compared<'r>) -> Self {
+        match side {
+            Compared::Layer(run) => Taken {
+                name: &run.name,
+                kinds: vec![Layers {
+                    name: &run.name,
+                    count: 1,
+                    run,
+                }],
+                workload_digest: run.provenance.workload_digest.clone(),
+                overrides: &run.provenance.overrides,
+                stack: false,
+            },
+            Compared::Stack(stack) => Taken {
+                name: &stack.name,
+                kinds: stack
+                    .layers
+                    .iter()
+                    .map(|layer| Layers {
+                        name: &layer.name,
+                        count: layer.count,
+                        run: &layer.run,
+                    })
+                    .collect(),
+                workload_digest: stack.workload_digest.clone(),
+                overrides: &stack.overrides,
+                stack: true,
+            },
+        }
+    }
+
+    /// Kinds are timed with one version and calibration, on the same chips.
+    fn first(&self) -> Option<&'r RunResult> {
+        self.kinds.first().map(|kind| kind.run)
+    }
+
+    fn chips(&self) -> &'r [ChipResult] {
+        self.first().map_or(&[], |run| &run.chips)
+    }
+
+    /// Time of all layers in a plan, in microseconds.
+    fn total_us(&self, chip: &str, plan: &str) -> f64 {
+        let of_kind = |kind: &Layers<'_>| kind.plan(chip, plan).map(|of| kind.count as f64 * of.total_us);
+        self.kinds.iter().filter_map(of_kind).sum()
+    }
+
+    /// What it is, in one line.
+    fn describe(&self) -> String {
+        let kinds = self.kinds.iter().map(|kind| {
+            if self.stack {
+                format!("{} x {}: {}", kind.count, kind.name, kind.run.layer)
+            } else {
+                kind.run.layer.clone()
+            }
+        });
+        kinds.collect::<Vec<_>>().join("; ")
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let of_kind = |kind: &Layers<'_>| -> Vec<String> {
+            let prefix = if self.stack {
+                format!("{}: ", kind.name)
+            } else {
+                String::new()
+            };
+            let warnings = kind.run.warnings.iter();
+            warnings.map(|warning| format!("{prefix}{warning}")).collect()
+        };
+        self.kinds.iter().flat_map(of_kind).collect()
+    }
+}
+
+/// Layers of one kind beside each other.
+#[derive(Debug)]
+struct KindPair<'r> {
+    /// Name of the kind; none where each side is one layer.
+    label: Option<String>,
+    a: Option<Layers<'r>>,
+    b: Option<Layers<'r>>,
+}
+
+/// Kinds of layers of both sides, in the order of A, then those of B alone. Names pair them; those left are paired in order where there are as many on
+/// either side.
+fn pair_kinds<'r>(a: &Taken<'r>, b: &Taken<'r>) -> Vec<KindPair<'r>> {
+    let mut of_a: Vec<(Layers<'r>, Option<usize>)> = Vec::new();
+    let mut free: Vec<usize> = (0..b.kinds.len()).collect();
+    for kind in &a.kinds {
+        let found = free.iter().position(|&at| b.kinds[at].name == kind.name);
+        of_a.push((*kind, found.map(|found| free.remove(found))));
+    }
+    if of_a.iter().filter(|(_, found)| found.is_none()).count() == free.len() {
+        let left = of_a.iter_mut().filter(|(_, found)| found.is_none());
+        for ((_, found), at) in left.zip(free.drain(..)) {
+            *found = Some(at);
+        }
+    }
+    let labelled = a.stack || b.stack;
+    let pair = |a: Option<Layers<'r>>, b: Option<Layers<'r>>| KindPair {
+        label: labelled.then(|| {
+            let names = [a, b].map(|kind| kind.map(|kind| kind.name));
+            both(
+                names[0].or(names[1]).unwrap_or(""),
+                names[1].or(names[0]).unwrap_or(""),
+            )
+        }),
+        a,
+        b,
+    };
+    let paired = of_a
+        .into_iter()
+        .map(|(kind, found)| pair(Some(kind), found.map(|at| b.kinds[at])));
+    let alone = free.iter().map(|&at| pair(None, Some(b.kinds[at])));
+    paired.chain(alone).collect()
+}
+
 /// Compares `a` with `b`; `sources` say where they come from.
 ///
-/// Chips and plans are paired by name. Where no name is on both sides and each has exactly one, those are paired.
+/// Chips and plans are paired by name. Where no name is on both sides and each has exactly one, those are paired. Kinds of layers of a stack are paired by
+/// name, those that are left in order where there are as many on either side; a workload of one layer is a stack of one.
 ///
 /// # Errors
 /// Where nothing can be paired.
-pub fn compare(a: &RunResult, b: &RunResult, sources: (&str, &str)) -> Result<Comparison, CompareError> {
-    let version = a.provenance.version == b.provenance.version;
-    let calibration = a.provenance.calibration_digest == b.provenance.calibration_digest;
-    let (paired, unpaired_chips) = pair(&a.chips, &b.chips, |chip| &chip.name);
-    if paired.is_empty() {
+pub fn compare<'r>(
+    a: impl Into<Compared<'r>>,
+    b: impl Into<Compared<'r>>,
+    sources: (&str, &str),
+) -> Result<Comparison, CompareError> {
+    let (a, b) = (Taken::of(a.into()), Taken::of(b.into()));
+    let (paired, unpaired_chips) = pair(a.chips(), b.chips(), |chip| &chip.name);
+    let (Some(first_a), Some(first_b), false) = (a.first(), b.first(), paired.is_empty()) else {
         return Err(CompareError::NoChip {
-            a: names(&a.chips, |chip| &chip.name),
-            b: names(&b.chips, |chip| &chip.name),
+            a: names(a.chips(), |chip| &chip.name),
+            b: names(b.chips(), |chip| &chip.name),
         });
-    }
+    };
+    let (of_a, of_b) = (&first_a.provenance, &first_b.provenance);
+    let version = of_a.version == of_b.version;
+    let calibration = of_a.calibration_digest == of_b.calibration_digest;
+    let kinds = pair_kinds(&a, &b);
     let mut chips = Vec::new();
     for (of_a, of_b) in &paired {
         // What is off for a chip is off on both sides only where the same model predicts the same chip.
@@ -84,31 +259,34 @@ pub fn compare(a: &RunResult, b: &RunResult, sources: (&str, &str)) -> Result<Co
             b_device: of_b.device.clone(),
             plans: plans
                 .into_iter()
-                .map(|(of_a, of_b)| plan_pair(of_a, of_b, common))
+                .map(|(plan_a, plan_b)| {
+                    let totals = (
+                        a.total_us(&of_a.name, &plan_a.name),
+                        b.total_us(&of_b.name, &plan_b.name),
+                    );
+                    plan_pair(&kinds, (of_a, plan_a), (of_b, plan_b), totals, common)
+                })
                 .collect(),
             unpaired_plans,
         });
     }
-    let differences = differences(a, b, &paired);
-    let digests = |result: &RunResult| {
-        let from = &result.provenance;
-        (from.workload_digest.clone(), from.hardware_digest.clone())
-    };
+    let differences = differences((first_a, first_b), &kinds, &paired);
     let mut comparison = Comparison {
         schema: SCHEMA.to_owned(),
-        cautions: cautions(a, b),
+        cautions: cautions(&a, &b),
         headline: String::new(),
         identical: version
             && calibration
             && differences.is_empty()
-            && digests(a) == digests(b)
+            && a.workload_digest == b.workload_digest
+            && of_a.hardware_digest == of_b.hardware_digest
             && unpaired_chips.is_empty(),
-        a: side(a, sources.0),
-        b: side(b, sources.1),
+        a: side(&a, first_a, sources.0),
+        b: side(&b, first_b, sources.1),
         differences,
         chips,
         unpaired_chips,
-        warnings: warnings(a, b),
+        warnings: warnings(&a.warnings(), &b.warnings()),
     };
     comparison.headline = headline(&comparison);
     Ok(comparison)
@@ -140,47 +318,50 @@ fn pair<'r, T>(a: &'r [T], b: &'r [T], name: impl Fn(&T) -> &String) -> (Vec<(&'
     (same, unpaired)
 }
 
-fn side(result: &RunResult, source: &str) -> Side {
-    let from = &result.provenance;
+fn side(taken: &Taken<'_>, first: &RunResult, source: &str) -> Side {
+    let from = &first.provenance;
     Side {
         source: source.to_owned(),
-        name: result.name.clone(),
-        layer: result.layer.clone(),
+        name: taken.name.to_owned(),
+        layer: taken.describe(),
         version: from.version.clone(),
-        workload_digest: from.workload_digest.clone(),
+        workload_digest: taken.workload_digest.clone(),
         hardware_digest: from.hardware_digest.clone(),
         calibration_digest: from.calibration_digest.clone(),
-        overrides: from.overrides.clone(),
+        overrides: taken.overrides.to_vec(),
     }
 }
 
-fn cautions(a: &RunResult, b: &RunResult) -> Vec<String> {
+fn cautions(a: &Taken<'_>, b: &Taken<'_>) -> Vec<String> {
     let mut cautions = Vec::new();
-    let (of_a, of_b) = (&a.provenance, &b.provenance);
     let models =
         "the speedups compare two models as well as two designs, and no error cancels; run both again";
-    if of_a.version != of_b.version {
-        cautions.push(format!(
-            "A is of tpusim {}, B of tpusim {}: {models}",
-            of_a.version, of_b.version
-        ));
+    if let (Some(of_a), Some(of_b)) = (a.first(), b.first()) {
+        let (of_a, of_b) = (&of_a.provenance, &of_b.provenance);
+        if of_a.version != of_b.version {
+            cautions.push(format!(
+                "A is of tpusim {}, B of tpusim {}: {models}",
+                of_a.version, of_b.version
+            ));
+        }
+        if of_a.calibration_digest != of_b.calibration_digest {
+            cautions.push(format!(
+                "A has calibration {}, B has calibration {}: {models} with one calibration",
+                of_a.calibration_digest, of_b.calibration_digest
+            ));
+        }
     }
-    if of_a.calibration_digest != of_b.calibration_digest {
-        cautions.push(format!(
-            "A has calibration {}, B has calibration {}: {models} with one calibration",
-            of_a.calibration_digest, of_b.calibration_digest
-        ));
-    }
-    for (letter, result) in [("A", a), ("B", b)] {
-        if result.inputs.is_none() {
+    for (letter, side) in [("A", a), ("B", b)] {
+        if side.kinds.iter().any(|kind| kind.run.inputs.is_none()) {
             cautions.push(format!(
                 "{letter} is of a version that does not record its inputs, so that they cannot be compared field by field; run it again"
             ));
         }
         let unknown = |row: &StageResult| row.low_us.is_some() && row.family.is_none();
-        let mut rows = result
-            .chips
+        let mut rows = side
+            .kinds
             .iter()
+            .flat_map(|kind| &kind.run.chips)
             .flat_map(|chip| &chip.plans)
             .flat_map(|plan| &plan.stages);
         if rows.any(unknown) {
@@ -193,19 +374,14 @@ fn cautions(a: &RunResult, b: &RunResult) -> Vec<String> {
 }
 
 /// Warnings of either side; one that both have stands once.
-fn warnings(a: &RunResult, b: &RunResult) -> Vec<String> {
-    let of_a = a.warnings.iter().map(|warning| {
-        let letter = if b.warnings.contains(warning) {
-            "A and B"
-        } else {
-            "A"
-        };
+fn warnings(a: &[String], b: &[String]) -> Vec<String> {
+    let of_a = a.iter().map(|warning| {
+        let letter = if b.contains(warning) { "A and B" } else { "A" };
         format!("{letter}: {warning}")
     });
     let of_b = b
-        .warnings
         .iter()
-        .filter(|warning| !a.warnings.contains(warning))
+        .filter(|warning| !a.contains(warning))
         .map(|warning| format!("B: {warning}"));
     of_a.chain(of_b).collect()
 }
@@ -228,7 +404,11 @@ fn fields<'r>(part: Part, prefix: &str, a: &'r [String], b: &'r [String]) -> Vec
         .collect()
 }
 
-fn differences(a: &RunResult, b: &RunResult, chips: &[(&ChipResult, &ChipResult)]) -> Vec<Difference> {
+fn differences(
+    (a, b): (&RunResult, &RunResult),
+    kinds: &[KindPair<'_>],
+    chips: &[(&ChipResult, &ChipResult)],
+) -> Vec<Difference> {
     let (of_a, of_b) = (&a.provenance, &b.provenance);
     let mut out = Vec::new();
     let whole = |part, field: &str, a: &str, b: &str| Difference {
@@ -248,15 +428,36 @@ fn differences(a: &RunResult, b: &RunResult, chips: &[(&ChipResult, &ChipResult)
             &of_b.calibration_digest,
         ));
     }
+    if let (Some(a), Some(b)) = (&a.inputs, &b.inputs)
+        && of_a.calibration_digest != of_b.calibration_digest
+    {
+        out.extend(fields(Part::Calibration, "", &a.calibration, &b.calibration));
+    }
+    for KindPair { label, a, b } in kinds {
+        let prefix = label
+            .as_ref()
+            .map_or_else(String::new, |label| format!("{label}: "));
+        let counts = [a, b].map(|kind| kind.as_ref().map(|kind| kind.count));
+        if counts[0] != counts[1] {
+            let [a, b] = counts.map(|count| count.map(|count| count.to_string()));
+            out.push(Difference {
+                part: Part::Workload,
+                field: format!("{prefix}layers"),
+                a,
+                b,
+            });
+        }
+        if let (Some(a), Some(b)) = (a, b)
+            && let (Some(a), Some(b)) = (&a.run.inputs, &b.run.inputs)
+        {
+            out.extend(fields(Part::Workload, &prefix, &a.workload, &b.workload));
+        }
+    }
     let (Some(a), Some(b)) = (&a.inputs, &b.inputs) else {
         return out;
     };
-    if of_a.calibration_digest != of_b.calibration_digest {
-        out.extend(fields(Part::Calibration, "", &a.calibration, &b.calibration));
-    }
-    out.extend(fields(Part::Workload, "", &a.workload, &b.workload));
     for (of_a, of_b) in chips {
-        let find = |inputs: &'_ crate::report::result::Inputs, name: &str| {
+        let find = |inputs: &'_ Inputs, name: &str| {
             inputs
                 .hardware
                 .iter()
@@ -286,63 +487,138 @@ fn same_kernel(a: &StageResult, b: &StageResult) -> bool {
     bare(a) == bare(b)
 }
 
-fn plan_pair(a: &PlanResult, b: &PlanResult, common: bool) -> PlanPair {
-    let row_side = |row: &StageResult| RowSide {
-        time_us: row.time_us,
-        bound: row.bound,
-        next_bound: row.next_bound,
-    };
-    let alone_in_b = |row: &StageResult| RowPair {
-        stage: row.stage.clone(),
-        title: row.title.clone(),
+/// A row of the stage table of a layer, and the layers that have it.
+#[derive(Debug, Clone, Copy)]
+struct Row<'r> {
+    of: &'r StageResult,
+    layers: u64,
+}
+
+impl<'r> Row<'r> {
+    /// Rows of all layers of a kind in a plan on a chip.
+    fn all(kind: Option<Layers<'r>>, chip: &str, plan: &str) -> Vec<Row<'r>> {
+        let Some((kind, plan)) = kind.and_then(|kind| Some((kind, kind.plan(chip, plan)?))) else {
+            return Vec::new();
+        };
+        let layers = kind.count;
+        plan.stages.iter().map(|of| Row { of, layers }).collect()
+    }
+
+    fn time_us(&self) -> f64 {
+        self.layers as f64 * self.of.time_us
+    }
+
+    fn low_us(&self) -> Option<f64> {
+        self.of.low_us.map(|us| self.layers as f64 * us)
+    }
+
+    fn high_us(&self) -> Option<f64> {
+        self.of.high_us.map(|us| self.layers as f64 * us)
+    }
+
+    fn side(&self) -> RowSide {
+        RowSide {
+            time_us: self.time_us(),
+            bound: self.of.bound,
+            next_bound: self.of.next_bound,
+        }
+    }
+}
+
+fn plan_pair(
+    kinds: &[KindPair<'_>],
+    (chip_a, a): (&ChipResult, &PlanResult),
+    (chip_b, b): (&ChipResult, &PlanResult),
+    (a_us, b_us): (f64, f64),
+    common: bool,
+) -> PlanPair {
+    let (mut rows, mut layers) = (Vec::new(), Vec::new());
+    let (mut all_a, mut all_b, mut all_matches) = (Vec::new(), Vec::new(), Vec::new());
+    for kind in kinds {
+        let of_a = Row::all(kind.a, &chip_a.name, &a.name);
+        let of_b = Row::all(kind.b, &chip_b.name, &b.name);
+        let matches = pair_rows(kind.label.as_deref(), &of_a, &of_b, common, &mut rows);
+        if let Some(name) = &kind.label {
+            let side = |kind: Option<Layers<'_>>, rows: &[Row<'_>]| {
+                kind.map(|kind| LayerSide {
+                    count: kind.count,
+                    time_us: rows.iter().map(Row::time_us).sum(),
+                })
+            };
+            let whole = kind.a.is_some() && kind.b.is_some();
+            layers.push(LayerPair {
+                name: name.clone(),
+                a: side(kind.a, &of_a),
+                b: side(kind.b, &of_b),
+                speedup: whole.then(|| speedup(&of_a, &of_b, &matches, common)),
+            });
+        }
+        all_a.extend(of_a);
+        all_b.extend(of_b);
+        all_matches.extend(matches);
+    }
+    PlanPair {
+        a: a.name.clone(),
+        b: b.name.clone(),
+        a_us,
+        b_us,
+        speedup: speedup(&all_a, &all_b, &all_matches, common),
+        layers,
+        rows,
+    }
+}
+
+/// Appends the rows of a kind of layers to `rows`; returns those that stand beside each other.
+fn pair_rows<'r>(
+    layers: Option<&str>,
+    a: &[Row<'r>],
+    b: &[Row<'r>],
+    common: bool,
+    rows: &mut Vec<RowPair>,
+) -> Vec<(Row<'r>, Row<'r>)> {
+    let layers = || layers.map(str::to_owned);
+    let alone_in_b = |row: &Row<'_>| RowPair {
+        layers: layers(),
+        stage: row.of.stage.clone(),
+        title: row.of.title.clone(),
         a: None,
-        b: Some(row_side(row)),
+        b: Some(row.side()),
         speedup: None,
     };
-    let mut rows = Vec::new();
     let mut matches = Vec::new();
-    let mut written = vec![false; b.stages.len()];
-    for of_a in &a.stages {
+    let mut written = vec![false; b.len()];
+    for of_a in a {
         let found = b
-            .stages
             .iter()
             .enumerate()
-            .position(|(i, of_b)| !written[i] && of_b.stage == of_a.stage);
+            .position(|(i, of_b)| !written[i] && of_b.of.stage == of_a.of.stage);
         let of_b = found.map(|at| {
             // Rows of B that no row of A is paired with stand before the row they come before.
-            for (i, of_b) in b.stages.iter().enumerate().take(at) {
-                if !written[i] && !a.stages.iter().any(|of_a| of_a.stage == of_b.stage) {
+            for (i, of_b) in b.iter().enumerate().take(at) {
+                if !written[i] && !a.iter().any(|of_a| of_a.of.stage == of_b.of.stage) {
                     written[i] = true;
                     rows.push(alone_in_b(of_b));
                 }
             }
             written[at] = true;
-            &b.stages[at]
+            b[at]
         });
-        matches.extend(of_b.map(|of_b| (of_a, of_b)));
+        matches.extend(of_b.map(|of_b| (*of_a, of_b)));
         rows.push(RowPair {
-            stage: of_a.stage.clone(),
-            title: of_a.title.clone(),
-            a: Some(row_side(of_a)),
-            b: of_b.map(row_side),
-            speedup: of_b.map(|of_b| speedup(&[of_a], &[of_b], &[(of_a, of_b)], common)),
+            layers: layers(),
+            stage: of_a.of.stage.clone(),
+            title: of_a.of.title.clone(),
+            a: Some(of_a.side()),
+            b: of_b.map(|of_b| of_b.side()),
+            speedup: of_b.map(|of_b| speedup(&[*of_a], &[of_b], &[(*of_a, of_b)], common)),
         });
     }
-    for (of_b, written) in b.stages.iter().zip(&written) {
+    for (of_b, written) in b.iter().zip(&written) {
         if !written {
             rows.push(alone_in_b(of_b));
         }
     }
-    let (of_a, of_b): (Vec<&StageResult>, Vec<&StageResult>) =
-        (a.stages.iter().collect(), b.stages.iter().collect());
-    PlanPair {
-        a: a.name.clone(),
-        b: b.name.clone(),
-        a_us: a.total_us,
-        b_us: b.total_us,
-        speedup: speedup(&of_a, &of_b, &matches, common),
-        rows,
-    }
+    matches
 }
 
 /// Rows of one family on one side.
@@ -380,28 +656,29 @@ struct Family {
 
 /// The ratio of the times of some rows; `matches` are the rows that stand beside each other, and `common` says whether errors of a family go together on both
 /// sides.
-fn speedup(
-    a: &[&StageResult],
-    b: &[&StageResult],
-    matches: &[(&StageResult, &StageResult)],
-    common: bool,
-) -> Speedup {
-    let total = |rows: &[&StageResult]| rows.iter().map(|row| row.time_us).sum::<f64>();
+fn speedup(a: &[Row<'_>], b: &[Row<'_>], matches: &[(Row<'_>, Row<'_>)], common: bool) -> Speedup {
+    let total = |rows: &[Row<'_>]| rows.iter().map(Row::time_us).sum::<f64>();
     let (of_a, of_b) = (total(a), total(b));
     let ratio = of_a / of_b;
-    let recorded = a.iter().chain(b).all(|row| row.family.is_some());
+    let recorded = a.iter().chain(b).all(|row| row.of.family.is_some());
     let common = common && recorded;
     let found = if common {
         together(a, b, (of_a, of_b), matches)
     } else {
         apart(a, b, (of_a, of_b))
     };
+    // Kernels in the same proportion: other numbers of layers weigh their errors differently.
+    let proportional = matches.first().is_some_and(|(first_a, first_b)| {
+        let same = |(a, b): &(Row<'_>, Row<'_>)| a.layers * first_b.layers == b.layers * first_a.layers;
+        matches.iter().all(same)
+    });
     let all_same = common
         && a.len() == matches.len()
         && b.len() == matches.len()
-        && matches.iter().all(|(a, b)| same_kernel(a, b));
-    let families = |rows: &[&StageResult]| -> BTreeSet<Option<String>> {
-        rows.iter().map(|row| row.family.clone()).collect()
+        && proportional
+        && matches.iter().all(|(a, b)| same_kernel(a.of, b.of));
+    let families = |rows: &[Row<'_>]| -> BTreeSet<Option<String>> {
+        rows.iter().map(|row| row.of.family.clone()).collect()
     };
     let evidence = if all_same {
         SpeedupEvidence::SameKernels
@@ -422,26 +699,26 @@ fn speedup(
 
 /// Centre and half-width of the logarithm of a ratio whose sides are off together, see the module.
 fn together(
-    a: &[&StageResult],
-    b: &[&StageResult],
+    a: &[Row<'_>],
+    b: &[Row<'_>],
     (of_a, of_b): (f64, f64),
-    matches: &[(&StageResult, &StageResult)],
+    matches: &[(Row<'_>, Row<'_>)],
 ) -> Option<(f64, f64)> {
     let mut families: BTreeMap<&str, Family> = BTreeMap::new();
     for (rows, total, first) in [(a, of_a, true), (b, of_b, false)] {
         for row in rows {
-            let family = families.entry(row.family.as_deref()?).or_default();
-            family.error = family.error.max(row.speedup_error_ratio?);
+            let family = families.entry(row.of.family.as_deref()?).or_default();
+            family.error = family.error.max(row.of.speedup_error_ratio?);
             let share = if first { &mut family.a } else { &mut family.b };
-            share.predicted += row.time_us / total;
-            share.low += row.low_us? / total;
-            share.high += row.high_us? / total;
+            share.predicted += row.time_us() / total;
+            share.low += row.low_us()? / total;
+            share.high += row.high_us()? / total;
         }
     }
     for (row, other) in matches {
-        if same_kernel(row, other) {
-            let family = families.entry(row.family.as_deref()?).or_default();
-            family.same += (row.time_us / of_a).min(other.time_us / of_b);
+        if same_kernel(row.of, other.of) {
+            let family = families.entry(row.of.family.as_deref()?).or_default();
+            family.same += (row.time_us() / of_a).min(other.time_us() / of_b);
         }
     }
     let (mut centre, mut squares) = (0.0, 0.0);
@@ -460,10 +737,10 @@ fn together(
 }
 
 /// The same where the sides are off independently; errors of one side go together, as in its own total.
-fn apart(a: &[&StageResult], b: &[&StageResult], (of_a, of_b): (f64, f64)) -> Option<(f64, f64)> {
-    let spread = |rows: &[&StageResult], total: f64| {
-        let low: f64 = rows.iter().map(|row| row.low_us).sum::<Option<f64>>()?;
-        let high: f64 = rows.iter().map(|row| row.high_us).sum::<Option<f64>>()?;
+fn apart(a: &[Row<'_>], b: &[Row<'_>], (of_a, of_b): (f64, f64)) -> Option<(f64, f64)> {
+    let spread = |rows: &[Row<'_>], total: f64| {
+        let low: f64 = rows.iter().map(Row::low_us).sum::<Option<f64>>()?;
+        let high: f64 = rows.iter().map(Row::high_us).sum::<Option<f64>>()?;
         let whole = Share {
             predicted: total,
             low,
@@ -488,11 +765,11 @@ fn headline(comparison: &Comparison) -> String {
         || "no interval".to_owned(),
         |(low, high)| format!("80 % interval {low:.2} to {high:.2}"),
     );
-    let changes: Vec<&str> = plan
+    let changes: Vec<String> = plan
         .rows
         .iter()
         .filter(|row| row.bound_changes())
-        .map(|row| row.stage.as_str())
+        .map(RowPair::name)
         .collect();
     let bounds = if changes.is_empty() {
         "no bound changes".to_owned()

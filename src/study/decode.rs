@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use ndarray::{Axis, Slice, concatenate};
 
 use super::check::CheckError;
-use crate::graph::{Builder, Init, NodeId, Op, Role, Stage, Value};
-use crate::layer::Layer;
+use crate::graph::{Builder, Graph, Init, NodeId, Op, Role, Stage, Value};
+use crate::layer::{Layer, Merge};
 use crate::mechanisms::{self, Core, LayerGraph};
 use crate::numerics::{Arithmetic, Execution, Real, Tensor, execute, seeded_inputs, tabulate};
 
@@ -35,8 +35,9 @@ pub fn seeded_tokens(layer: &Layer, steps: usize, seed: u64) -> Result<Tensor<f6
 
 /// Runs a decode graph over `tokens [B, steps, d]`, the states of every step fed into the next.
 ///
-/// `inputs` holds the weights, states and caches of the first step; an output is the next value of the state input of the same name, or the row that is
-/// appended to a cache, which is cut to what a window leaves. Where positions matter the graph is built again for the position of every step, tables included. Values in
+/// `inputs` holds the weights, states and caches of the first step; an output is the next value of the state input of the same name, the row that is
+/// appended to a cache, which is cut to what a window leaves, or that takes the next slot of a log. Where positions matter, or the place in an interval of a log, the graph
+/// is built again for every step, tables included. A log starts empty; a merge of its own follows an interval, and what the log holds after the last step is merged into the final state, whose work does not count. Values in
 /// core layout come back with all steps along the chunk dimension, initial states and caches as the first step sees them, the final state as the last
 /// leaves it, FP8 codes multiplied by their scales. Work is the sum of all steps.
 ///
@@ -70,11 +71,14 @@ pub fn run_steps<R: Real>(
     let mut steps: BTreeMap<Value, Vec<Tensor<R>>> = BTreeMap::new();
     let mut total: Option<Execution<R>> = None;
     for step in 0..tokens.shape().get(1).copied().unwrap_or(0) {
+        let log = layer.log.map(|log| log.at(step % log.interval.max(1)));
         let now = Layer {
             context: layer.context + step,
+            log,
             ..layer.clone()
         };
-        let moved = (step > 0 && layer.mechanism.uses("context")).then(|| mechanisms::build(&now));
+        let moves = step > 0 && (layer.mechanism.uses("context") || log != layer.log);
+        let moved = moves.then(|| mechanisms::build(&now));
         let moved = moved.transpose()?;
         let LayerGraph { graph, core } = moved.as_ref().unwrap_or(built);
         let token = tokens.slice_axis(Axis(1), Slice::from(step..=step));
@@ -101,7 +105,7 @@ pub fn run_steps<R: Real>(
 
         let longest = Layer {
             context: now.context + 1,
-            ..now
+            ..now.clone()
         }
         .cached_tokens();
         for ((_, node), before) in graph.inputs().zip(&mut current) {
@@ -114,8 +118,20 @@ pub fn run_steps<R: Real>(
             *before = match role {
                 Role::Cache => appended(before, next, longest)?,
                 Role::State => next.clone(),
+                Role::Log => logged(before, next, log.map_or(0, |log| log.position))?,
                 Role::Activation | Role::Weight | Role::Body => continue,
             };
+        }
+        if let Some(log) = log
+            && log.merge == Merge::Separate
+            && log.position + 1 == log.interval
+        {
+            let merged = merged(&now, graph, &current, log.interval, arithmetic)?;
+            for ((_, node), before) in graph.inputs().zip(&mut current) {
+                if let Some(next) = merged.get(node.name.as_str()) {
+                    before.clone_from(next);
+                }
+            }
         }
         let of_step = |value: Value| execution.values.get(same.get(&value)?).cloned();
         for &value in &kept {
@@ -149,6 +165,23 @@ pub fn run_steps<R: Real>(
         });
     }
     let mut total = total.ok_or_else(|| fault("x", "has no tokens"))?;
+    if let (Some(log), Some(value)) = (layer.log, built.core.final_state) {
+        let steps = tokens.shape().get(1).copied().unwrap_or(0);
+        let left = steps % log.interval.max(1);
+        let merged = merged(layer, &built.graph, &current, left, arithmetic)?;
+        let part = |name: &str| {
+            merged.get(name).cloned().or_else(|| {
+                let mut inputs = built.graph.inputs().zip(&current);
+                let input = inputs.find(|((_, node), _)| node.name == name);
+                input.map(|(_, tensor)| tensor.clone())
+            })
+        };
+        let mut state = part("state").ok_or_else(|| fault("state", "is no input of the graph"))?;
+        if let Some(scale) = part("state_scale") {
+            state = (&state * &scale).into_shared();
+        }
+        total.values.insert(value, state);
+    }
     for (value, parts) in steps {
         if Some(value) == built.core.final_state {
             continue;
@@ -162,6 +195,60 @@ pub fn run_steps<R: Real>(
         total.values.insert(value, whole);
     }
     Ok(total)
+}
+
+/// What a merge of the first `entries` entries of the log writes, by name; nothing without entries.
+fn merged<R: Real>(
+    layer: &Layer,
+    graph: &Graph,
+    current: &[Tensor<R>],
+    entries: usize,
+    arithmetic: Arithmetic,
+) -> Result<BTreeMap<String, Tensor<R>>, CheckError> {
+    let Some(merge) = mechanisms::build_merge(layer, entries)? else {
+        return Ok(BTreeMap::new());
+    };
+    let mut fed = BTreeMap::new();
+    for (id, node) in merge.graph.inputs() {
+        let tensor = match node.op {
+            Op::Input {
+                init: Init::Table(table),
+                ..
+            } => Some(tabulate(&node.results[0], table).mapv(R::from_f64).into_shared()),
+            _ => graph
+                .inputs()
+                .zip(current)
+                .find(|((_, given), _)| given.name == node.name)
+                .map(|(_, tensor)| tensor.clone()),
+        };
+        fed.insert(id, tensor.ok_or_else(|| fault("log", "is no input of the step"))?);
+    }
+    let wanted: Vec<Value> = merge.graph.outputs().iter().map(|(_, value)| *value).collect();
+    let mut execution = execute(&merge.graph, &fed, &wanted, arithmetic)?;
+    let outputs = merge.graph.outputs().iter();
+    Ok(outputs
+        .filter_map(|(name, value)| Some((name.clone(), execution.values.remove(value)?)))
+        .collect())
+}
+
+/// A log with `row` in the slot at `position`.
+fn logged<R: Real>(log: &Tensor<R>, row: &Tensor<R>, position: usize) -> Result<Tensor<R>, CheckError> {
+    let slots = log.shape().get(3).copied().unwrap_or(0);
+    let fits = position < slots && row.ndim() == log.ndim() && row.shape().get(3) == Some(&1);
+    if !fits {
+        return Err(fault("entry of a log", "has no slot"));
+    }
+    let mut parts = Vec::new();
+    for (part, range) in [(log, 0..position), (row, 0..1), (log, position + 1..slots)] {
+        if !range.is_empty() {
+            parts.push(
+                part.slice_axis(Axis(3), Slice::from(range))
+                    .to_owned()
+                    .into_shared(),
+            );
+        }
+    }
+    joined(Axis(3), &parts)
 }
 
 /// Everything a core names, in one order.

@@ -5,6 +5,9 @@ pub mod check;
 pub mod compare;
 pub mod cross_check;
 pub mod decode;
+pub mod delta_log;
+pub mod interval;
+pub mod model;
 pub mod predict;
 pub mod probe;
 mod recurrence;
@@ -16,6 +19,7 @@ pub mod whatif;
 pub mod whitening;
 
 pub use check::{CheckError, Estimate, Extent, check, checked_layer, estimate};
+pub use model::{ModelError, ModelRequest, run_model};
 pub use run::{Chips, RunError, RunRequest, run};
-pub use stack::{StackRequest, run_stack};
+pub use stack::{LayerRun, StackRequest, StackRun, run_layers, run_stack};
 pub use whitening::{WhiteningError, WhiteningRequest};

@@ -39,6 +39,8 @@ pub struct TimedLaunch {
     pub title: String,
     /// Identical launches, one after the other.
     pub times: u64,
+    /// Share of the calls that launch it; 1 but for steps of an interval of a log.
+    pub share: f64,
     /// Time of one, in microseconds.
     pub us: f64,
     /// What binds it.
@@ -198,11 +200,12 @@ fn time(row: &Row, chip: &Chip) -> Result<Prediction, CaseError> {
     let mut timed = Vec::with_capacity(launches.len());
     for launch in launches {
         let time = time_kernel(&launch.kernel, chip);
-        *by_bound.entry(time.bound).or_default() += time.total_us * launch.times as f64;
+        *by_bound.entry(time.bound).or_default() += time.total_us * launch.times as f64 * launch.kernel.share;
         timed.push(TimedLaunch {
             label: launch.kernel.label.clone(),
             title: launch.kernel.title.clone(),
             times: launch.times,
+            share: launch.kernel.share,
             us: time.total_us,
             bound: time.bound,
             hbm_bytes: time.hbm_bytes,
@@ -243,7 +246,7 @@ fn roofline_us(launches: &[Launch], chip: &Chip) -> f64 {
         .map(|launch| {
             let matrix = matrix_seconds(launch, chip);
             let memory = launch.kernel.hbm_bytes() as f64 / chip.hbm_bandwidth_per_device().get();
-            1e6 * matrix.max(memory) * launch.times as f64
+            1e6 * matrix.max(memory) * launch.times as f64 * launch.kernel.share
         })
         .sum()
 }
@@ -265,7 +268,7 @@ pub fn matrix_roof_us(row: &Row, chip: &Chip) -> Result<f64, String> {
         let launches = calls::launches(&row.op, &params, Formats::parse(&row.dtype)?, chip)?;
         Ok(launches
             .iter()
-            .map(|launch| 1e6 * matrix_seconds(launch, chip) * launch.times as f64)
+            .map(|launch| 1e6 * matrix_seconds(launch, chip) * launch.times as f64 * launch.kernel.share)
             .sum())
     };
     build().map_err(|error| error.to_string())
@@ -292,6 +295,8 @@ pub fn family(op: &str, architecture: Architecture) -> String {
         "layer_norm" | "rms_norm" | "softmax" | "normalization" => "normalization",
         "gdn_fused" => "fused GDN",
         "gdn_recurrent_xla" => "recurrent loop",
+        _ if op.ends_with("_decode_eager") => "eager decode",
+        _ if op.contains("_decode_deltalog") => "decode with a log",
         _ if op.ends_with("_decode") => "linear attention decode",
         _ if op.contains("_chunk") || op.ends_with("_core") || op.ends_with("_layer_stage") => {
             "linear attention"

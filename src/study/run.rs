@@ -1,11 +1,12 @@
 //! `run`: one workload, all its plans, on several chips.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
+use super::interval::lower_plans;
 use super::predict;
 use crate::config::{ConfigError, Document};
 use crate::dtype::Dtype;
-use crate::graph::{BuildError, Role, Stage};
+use crate::graph::{BuildError, Role, Stage, Value};
 use crate::hardware::{
     self, Architecture, Calibration, Chip, Evidence, Interval, Kind, Provenance as HardwareSource,
 };
@@ -237,25 +238,38 @@ impl LoweredPlan {
 
 /// Kernels of every plan of a workload, for all architectures.
 pub(super) fn lower_all(workload: &Workload) -> Result<Vec<LoweredPlan>, RunError> {
-    lower_with(&workload.layer, |lowerer| {
-        let lowered = workload.plans.iter().map(|plan| LoweredPlan {
+    let architectures = [Architecture::Tpu, Architecture::Gpu];
+    let kernels =
+        lower_plans(&workload.layer, &architectures, &workload.plans).map_err(|source| RunError::Build {
+            name: workload.name.clone(),
+            source,
+        })?;
+    let mut by_architecture = kernels.into_iter();
+    let mut next = || by_architecture.next().unwrap_or_default();
+    let (tpu, gpu) = (next(), next());
+    let lowered = workload.plans.iter().zip(tpu.into_iter().zip(gpu));
+    Ok(lowered
+        .map(|(plan, (tpu, gpu))| LoweredPlan {
             plan: plan.clone(),
-            tpu: lower_for(Architecture::Tpu, lowerer, plan),
-            gpu: lower_for(Architecture::Gpu, lowerer, plan),
-        });
-        lowered.collect()
-    })
-    .map_err(|source| RunError::Build {
-        name: workload.name.clone(),
-        source,
-    })
+            tpu,
+            gpu,
+        })
+        .collect())
 }
 
 /// Builds the graph of a layer, once for whatever `lower` makes of it.
 pub(super) fn lower_with<T>(layer: &Layer, lower: impl FnOnce(&Lowerer<'_>) -> T) -> Result<T, BuildError> {
     let LayerGraph { graph, core } = mechanisms::build(layer)?;
     let padding = 1.0 - layer.tokens as f64 / layer.padded_tokens() as f64;
-    Ok(lower(&Lowerer::new(&graph, core.value, padding)))
+    let mut lowerer = Lowerer::new(&graph, core.value, padding);
+    if layer.pass == Pass::Decode {
+        let updates = graph.inputs().find(|(_, node)| node.name == mechanisms::LOG[1]);
+        let updates = updates.map(|(node, _)| Value { node, port: 0 });
+        for value in core.initial_state.into_iter().chain(updates) {
+            lowerer = lowerer.with_value_columns_of(value);
+        }
+    }
+    Ok(lower(&lowerer))
 }
 
 /// Kernels of a plan as an architecture runs it. What stands around the core is compiled on a TPU; on a GPU every row is a kernel, because norms and short
@@ -273,6 +287,16 @@ pub(super) fn lower_for(architecture: Architecture, lowerer: &Lowerer<'_>, plan:
 /// # Errors
 /// At the format of the activations, with the formats the chip has.
 pub fn check_formats(layer: &Layer, chip: &Chip, document: &Document) -> Result<(), ConfigError> {
+    check_formats_at("layer.activations", layer, chip, document)
+}
+
+/// As [`check_formats`], for a file that holds the format of the activations at `path`.
+pub(super) fn check_formats_at(
+    path: &str,
+    layer: &Layer,
+    chip: &Chip,
+    document: &Document,
+) -> Result<(), ConfigError> {
     let native = |dtype| chip.rows_per_cycle(dtype).is_some();
     // State and inverse of every layer are products in f32.
     let decomposes = native(Dtype::Bf16) || native(Dtype::F32);
@@ -291,7 +315,7 @@ pub fn check_formats(layer: &Layer, chip: &Chip, document: &Document) -> Result<
         .map(|d| format!("`{d}`"))
         .collect();
     Err(document.error_at(
-        "layer.activations",
+        path,
         format!(
             "`{}` has no matrix rate for `{lacking}`; it has {}",
             chip.name,
@@ -360,8 +384,8 @@ fn time_plan(
         });
         let interval = interval(kernel, &workload.layer, chip, time.total_us, intervals);
         let next = StageResult {
-            low_us: interval.map(|interval| interval.low_us),
-            high_us: interval.map(|interval| interval.high_us),
+            low_us: interval.map(|interval| kernel.share * interval.low_us),
+            high_us: interval.map(|interval| kernel.share * interval.high_us),
             interval_from: interval.map(|interval| interval.evidence),
             family: Some(family(kernel, &workload.layer, chip)),
             speedup_error_ratio: interval.map(|interval| interval.speedup_error_ratio),
@@ -373,8 +397,8 @@ fn time_plan(
         }
     }
     let total_us: f64 = stages.iter().map(|s| s.time_us).sum();
-    let baseline_us =
-        baseline.map(|kernels| kernels.iter().map(|k| time_kernel(k, chip).total_us).sum::<f64>());
+    let of_pass = |kernel: &Kernel| kernel.share * time_kernel(kernel, chip).total_us;
+    let baseline_us = baseline.map(|kernels| kernels.iter().map(of_pass).sum::<f64>());
     let published_us = stages
         .iter()
         .map(|s| s.published_us)
@@ -402,14 +426,21 @@ fn token(layer: &Layer, kernels: &[Kernel], step_us: f64) -> Option<TokenResult>
     let tokens = (layer.batch * layer.tokens) as u64;
     let share = |transfers: fn(&Kernel) -> &[Transfer]| {
         let of = |role: Role| -> f64 {
-            let all = kernels.iter().flat_map(transfers);
-            let bytes: u64 = all.filter(|t| t.role == role).map(|t| t.bytes).sum();
-            bytes as f64 / tokens as f64
+            let of_kernel = |kernel| -> u64 {
+                let all = transfers(kernel).iter();
+                all.filter(|t| t.role == role).map(|t| t.bytes).sum()
+            };
+            let bytes: f64 = kernels
+                .iter()
+                .map(|kernel| kernel.share * of_kernel(kernel) as f64)
+                .sum();
+            bytes / tokens as f64
         };
         TokenBytes {
             weights: of(Role::Weight),
             state: of(Role::State),
             cache: of(Role::Cache),
+            log: of(Role::Log),
             activations: of(Role::Activation),
         }
     };
@@ -435,23 +466,27 @@ pub fn interval(
 
 /// Family of measured kernels that a launch of a layer is closest to: its residuals make the interval.
 pub(super) fn family(kernel: &Kernel, layer: &Layer, chip: &Chip) -> String {
-    let stages: BTreeSet<Stage> = kernel.ops.iter().map(|op| op.stage).collect();
-    let dense = |stage: &Stage| {
+    predict::family(operation(kernel, layer), chip.architecture)
+}
+
+/// The measured operation that a kernel of a layer counts as.
+pub(super) fn operation(kernel: &Kernel, layer: &Layer) -> &'static str {
+    let mut stages = kernel.ops.iter().map(|op| op.stage);
+    let dense = |stage: Stage| {
         matches!(
             stage,
             Stage::Projections | Stage::OutputNorm | Stage::OutputProjection
         )
     };
-    let op = if stages.contains(&Stage::Attention) {
+    if stages.clone().any(|stage| stage == Stage::Attention) {
         "flash_attention"
-    } else if !stages.is_empty() && stages.iter().all(dense) {
+    } else if !kernel.ops.is_empty() && stages.all(dense) {
         "matmul"
     } else if layer.pass == Pass::Decode {
         "gdn_decode"
     } else {
         "gdn_chunk"
-    };
-    predict::family(op, chip.architecture)
+    }
 }
 
 /// The rates that no kernel of a chip exceeds.
@@ -518,10 +553,13 @@ impl PeakRates {
 
 fn stage_result(kernel: &Kernel, time: &KernelTime, published_us: Option<f64>) -> StageResult {
     let share = |part: f64| (part / time.total_us).min(1.0);
+    // Of a kernel that only some steps launch, what an average step has.
+    let us = |us: f64| kernel.share * us;
+    let count = |count: u64| (kernel.share * count as f64).round() as u64;
     StageResult {
         stage: kernel.label.clone(),
         title: kernel.title.clone(),
-        time_us: time.total_us,
+        time_us: us(time.total_us),
         low_us: None,
         high_us: None,
         interval_from: None,
@@ -529,18 +567,18 @@ fn stage_result(kernel: &Kernel, time: &KernelTime, published_us: Option<f64>) -
         speedup_error_ratio: None,
         bound: time.bound,
         next_bound: time.next_bound,
-        mxu_us: time.mxu_us,
-        vpu_us: time.vpu_us,
-        transcendental_us: time.transcendental_us,
-        cross_lane_us: time.cross_lane_us,
-        vmem_us: time.vmem_us,
-        hbm_us: time.hbm_us,
-        latency_us: time.latency_us,
-        launch_us: time.launch_us,
-        flops: kernel.work.matrix_flops.total(),
-        vector_ops: kernel.work.vector_ops.total(),
-        transcendentals: kernel.work.transcendentals,
-        hbm_bytes: time.hbm_bytes,
+        mxu_us: us(time.mxu_us),
+        vpu_us: us(time.vpu_us),
+        transcendental_us: us(time.transcendental_us),
+        cross_lane_us: us(time.cross_lane_us),
+        vmem_us: us(time.vmem_us),
+        hbm_us: us(time.hbm_us),
+        latency_us: us(time.latency_us),
+        launch_us: us(time.launch_us),
+        flops: count(kernel.work.matrix_flops.total()),
+        vector_ops: count(kernel.work.vector_ops.total()),
+        transcendentals: count(kernel.work.transcendentals),
+        hbm_bytes: count(time.hbm_bytes),
         mxu_busy: share(time.mxu_us),
         vpu_busy: share(time.vpu_us),
         hbm_busy: share(time.hbm_us),
@@ -638,7 +676,7 @@ fn warning(remark: &Remark, chip: &Chip, plan: &Plan, kernel: &Kernel) -> String
     }
 }
 
-fn chip_result(chip: &Chip, plans: Vec<PlanResult>) -> ChipResult {
+pub(super) fn chip_result(chip: &Chip, plans: Vec<PlanResult>) -> ChipResult {
     let mut matrix: Vec<Roof> = chip
         .matrix_unit
         .rows_per_cycle

@@ -19,25 +19,84 @@ pub struct StackRequest<'a> {
     pub numeric: Vec<Option<NumericResult>>,
 }
 
+/// One layer of a kind, timed.
+#[derive(Debug, Clone)]
+pub struct LayerRun {
+    /// What the kind is called.
+    pub name: String,
+    /// Layers of it.
+    pub count: u64,
+    /// The run of one of them.
+    pub run: RunResult,
+}
+
+/// A stack with the run of a layer of every kind, which a comparison takes apart.
+#[derive(Debug, Clone)]
+pub struct StackRun {
+    /// Name of the stack.
+    pub name: String,
+    /// Digest of the stack and of the workloads of its layers, overrides included.
+    pub workload_digest: String,
+    /// Overrides as the user wrote them.
+    pub overrides: Vec<String>,
+    /// Kinds, in the order of the file.
+    pub layers: Vec<LayerRun>,
+}
+
+/// Runs a layer of every kind of a stack, without numeric checks.
+///
+/// # Errors
+/// As [`run`], for the first kind that fails.
+pub fn run_layers(
+    stack: &(Stack, Document),
+    chips: &Chips,
+    overrides: Vec<String>,
+) -> Result<StackRun, RunError> {
+    let layer = |layer: &StackLayer| {
+        Ok(LayerRun {
+            name: layer.name.clone(),
+            count: layer.count as u64,
+            run: run(RunRequest {
+                workload: &layer.workload,
+                baseline: None,
+                chips,
+                overrides: Vec::new(),
+                numeric: None,
+            })?,
+        })
+    };
+    Ok(StackRun {
+        name: stack.0.name.clone(),
+        workload_digest: digest(stack),
+        overrides,
+        layers: stack
+            .0
+            .layers
+            .iter()
+            .map(layer)
+            .collect::<Result<_, RunError>>()?,
+    })
+}
+
+/// Digest of a stack and of the workloads of its layers.
+fn digest((stack, document): &(Stack, Document)) -> String {
+    let of_layers = stack.layers.iter().map(|layer| layer.workload.1.digest());
+    let of_stack: Vec<String> = std::iter::once(document.digest()).chain(of_layers).collect();
+    of_stack.join("+")
+}
+
 /// Runs a stack.
 ///
 /// # Errors
 /// As [`run`], for the first kind that fails.
 pub fn run_stack(request: StackRequest<'_>) -> Result<StackResult, RunError> {
-    let (stack, document) = request.stack;
-    let runs = stack
-        .layers
-        .iter()
-        .map(|layer| {
-            run(RunRequest {
-                workload: &layer.workload,
-                baseline: None,
-                chips: request.chips,
-                overrides: Vec::new(),
-                numeric: None,
-            })
-        })
-        .collect::<Result<Vec<RunResult>, RunError>>()?;
+    let stack = &request.stack.0;
+    let StackRun {
+        workload_digest,
+        layers,
+        ..
+    } = run_layers(request.stack, request.chips, Vec::new())?;
+    let runs: Vec<RunResult> = layers.into_iter().map(|layer| layer.run).collect();
     let mut numeric = request.numeric.into_iter();
     let kinds: Vec<KindResult> = stack
         .layers
@@ -63,8 +122,6 @@ pub fn run_stack(request: StackRequest<'_>) -> Result<StackResult, RunError> {
         );
     }
     let digests: Vec<String> = request.chips.iter().map(|(_, d)| d.digest()).collect();
-    let of_layers = stack.layers.iter().map(|layer| layer.workload.1.digest());
-    let of_stack: Vec<String> = std::iter::once(document.digest()).chain(of_layers).collect();
     let mut result = StackResult {
         schema: SCHEMA.to_owned(),
         name: stack.name.clone(),
@@ -81,7 +138,7 @@ pub fn run_stack(request: StackRequest<'_>) -> Result<StackResult, RunError> {
         provenance: Provenance {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             hardware_digest: digests.join("+"),
-            workload_digest: of_stack.join("+"),
+            workload_digest,
             calibration_digest: crate::hardware::shipped_calibration().digest(),
             overrides: request.overrides,
             inferred,

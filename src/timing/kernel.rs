@@ -240,6 +240,15 @@ impl ProgramKey {
 }
 
 impl Timer {
+    /// The same buffers for another kernel.
+    #[must_use]
+    pub fn for_another_kernel(mut self) -> Self {
+        self.costs_of = None;
+        self.registers_of = None;
+        self.found.clear();
+        self
+    }
+
     /// Times `kernel` on `chip`. A timer belongs to one kernel; chips with the same `core` have to agree in all that a core is.
     pub fn time(&mut self, kernel: &Kernel, prepared: &Prepared, chip: &Chip, core: u64) -> KernelFigures {
         let (form, cutting) = self.best(kernel, prepared, chip, core, &mut Vec::new());
@@ -336,7 +345,7 @@ impl Timer {
         let unit = &chip.vector_unit;
         let shape = (unit.lanes, unit.sublanes, chip.architecture);
         if self.registers_of != Some(shape) {
-            self.registers = program::registers(form.kernel, chip);
+            program::registers(form.kernel, chip, &mut self.registers);
             self.registers_of = Some(shape);
         }
         if self.costs_of != Some((core, value_parts)) {
@@ -651,16 +660,19 @@ fn value_parts(form: &Form<'_>, chip: &Chip, capacity: u64, remarks: &mut Vec<Re
     if tile.is_none() && (kernel.carried_bytes == 0 || fits(1)) {
         return 1;
     }
-    let columns = kernel
-        .ops
-        .iter()
-        .filter(|op| op.value_columns)
-        .filter_map(|op| match op.kind {
-            OpKind::Product { n, .. } => Some(n),
+    let by_value = || kernel.ops.iter().filter(|op| op.value_columns);
+    let of_products = by_value().filter_map(|op| match op.kind {
+        OpKind::Product { n, .. } => Some(n),
+        _ => None,
+    });
+    // A decode step on the vector unit has no products.
+    let of_tensors = || {
+        by_value().filter_map(|op| match &op.kind {
+            OpKind::Vector { dims, .. } => dims.dims().last().map(|&columns| columns as u64),
             _ => None,
         })
-        .max()
-        .unwrap_or(1);
+    };
+    let columns = of_products.max().or_else(|| of_tensors().max()).unwrap_or(1);
     let mut parts = tile.map_or(1, |tile| columns.div_ceil(tile.max(1)).max(1));
     if fits(parts) {
         return parts;

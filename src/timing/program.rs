@@ -197,7 +197,7 @@ impl Order {
             depth[i] = start.unwrap_or(0);
         }
         let mut sequence: Vec<usize> = (0..ops.len()).collect();
-        sequence.sort_by_key(|&i| (depth[i], i));
+        sequence.sort_unstable_by_key(|&i| (depth[i], i));
         let carried: Vec<usize> = sequence.iter().copied().filter(|&i| ops[i].carried).collect();
         let mut consumed = vec![false; ops.len()];
         for &i in &carried {
@@ -555,13 +555,9 @@ fn last_lane(lanes: &[Held]) -> Option<&Held> {
 }
 
 /// Registers that the tensor of every vector operation fills, 0 for others: what depends on nothing but the shape of a register.
-#[must_use]
-pub fn registers(kernel: &Kernel, chip: &Chip) -> Vec<f64> {
-    kernel
-        .ops
-        .iter()
-        .map(|op| vector::registers_of(chip, &op.kind))
-        .collect()
+pub fn registers(kernel: &Kernel, chip: &Chip, registers: &mut Vec<f64>) {
+    registers.clear();
+    registers.extend(kernel.ops.iter().map(|op| vector::registers_of(chip, &op.kind)));
 }
 
 /// What one instance of every operation of a kernel asks of a core. `registers` are those of [`registers`] on this chip.

@@ -128,7 +128,9 @@ pub fn through_memory(chip: &Chip, op: &OpKind, registers: f64) -> f64 {
     let OpKind::Vector { dims, .. } = op else {
         return 0.0;
     };
-    let [.., rows, columns] = dims[..] else { return 0.0 };
+    let [.., rows, columns] = *dims.dims() else {
+        return 0.0;
+    };
     let held = registers_in_place(chip, rows as f64, columns as f64);
     if chip.architecture == Architecture::Gpu || held <= f64::from(chip.vector_unit.registers) {
         return 0.0;
@@ -156,7 +158,7 @@ pub fn registers(chip: &Chip, dims: &[usize]) -> f64 {
 #[must_use]
 pub fn registers_of(chip: &Chip, op: &OpKind) -> f64 {
     match op {
-        OpKind::Vector { dims, .. } => registers(chip, dims),
+        OpKind::Vector { dims, .. } => registers(chip, dims.dims()),
         _ => 0.0,
     }
 }

@@ -9,21 +9,21 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value as Json};
 
 use super::{DefaultValue, Numeric, Published, PublishedRow, Workload};
-use crate::config::{ConfigError, Document, listed, suggestion};
+use crate::config::{ConfigError, Document, Key, Node, Value, listed, suggestion};
 use crate::dtype::Dtype;
 use crate::graph::Precision;
 use crate::hardware;
 use crate::kernels::{Plan, Program};
 use crate::layer::{
-    Attention, DecayGate, FeatureMap, Forgetting, GramVariant, InitialState, InverseVariant, Layer,
-    OutputGate, Pass, PivotRow, ReadConvention, Readout, StateFormat, StateProducts, WhiteningSolver,
+    Attention, DecayGate, DeltaLog, FeatureMap, Forgetting, GramVariant, InitialState, InverseVariant, Layer,
+    Merge, OutputGate, Pass, PivotRow, ReadConvention, Readout, StateFormat, StateProducts, WhiteningSolver,
 };
 use crate::mechanisms::{self, Granularity, Mechanism, fields, gram_variants, tree_gram_variants};
 use crate::tree::{MOST_NODES, Tree, TreeError};
 
 /// A positive whole number up to [`LARGEST_EXTENT`].
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Size(pub(super) usize);
+pub(crate) struct Size(pub(crate) usize);
 
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -247,6 +247,18 @@ struct LayerFile {
     readout: Option<Readout>,
     /// Unit of the products with the state of a decode step.
     state_products: Option<StateProducts>,
+    /// Decode steps from merge to merge of a log of updates beside the state; without it every step writes the state.
+    log_interval: Option<Size>,
+    /// Format of the keys of the log.
+    #[serde(default)]
+    #[schemars(schema_with = "log_formats")]
+    log_keys: Option<Dtype>,
+    /// Format of the updates of the log.
+    #[serde(default)]
+    #[schemars(schema_with = "log_formats")]
+    log_updates: Option<Dtype>,
+    /// Whether the last step of an interval merges, or a launch of its own after it.
+    log_merge: Option<Merge>,
     /// Query rows of a block of attention.
     block_q: Option<Size>,
     /// Key rows of a block of attention.
@@ -272,6 +284,8 @@ struct LayerFile {
     latent_rank: Option<Size>,
     /// Channels of a key that carry its position and bypass the latent.
     decoupled_dim: Option<Size>,
+    /// Channels of the latent that queries come from; projected in one step where left out.
+    query_rank: Option<Size>,
     /// How the covariance forgets.
     forgetting: Option<Forgetting>,
     /// Steps of conjugate gradients.
@@ -345,6 +359,8 @@ const MOST_HOUSEHOLDER_STEPS: usize = 64;
 const LARGEST_CHUNK: usize = 4096;
 /// Most chunks of a program: its schedule holds the operations of each.
 const LARGEST_PROGRAM: usize = 256;
+/// Longest interval of a log: every step of it is a graph of its own.
+const LONGEST_INTERVAL: usize = 256;
 /// Largest count of multiply-adds of a layer: far above any machine, and a sum of many such counts stays below 2^64.
 const LARGEST_LAYER: f64 = (1_u64 << 56) as f64;
 
@@ -357,6 +373,11 @@ const ACTIVATIONS: [Dtype; 5] = [
     Dtype::Fp8E5m2,
 ];
 
+fn log_formats(_: &mut SchemaGenerator) -> Schema {
+    let names = DeltaLog::FORMATS.map(|dtype| Json::from(dtype.name()));
+    json_schema!({ "enum": names.into_iter().chain([Json::Null]).collect::<Vec<_>>() })
+}
+
 fn activation_formats(_: &mut SchemaGenerator) -> Schema {
     let names = ACTIVATIONS.map(|dtype| Json::from(dtype.name()));
     json_schema!({ "enum": names.into_iter().chain([Json::Null]).collect::<Vec<_>>() })
@@ -364,11 +385,13 @@ fn activation_formats(_: &mut SchemaGenerator) -> Schema {
 
 /// Schema of a list of plans.
 pub(super) fn plan_names(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "array", "minItems": 1, "items": { "enum": Plan::NAMES } })
+    let mut names = Plan::NAMES.to_vec();
+    names.push(Plan::SPLIT);
+    json_schema!({ "type": "array", "minItems": 1, "items": { "enum": names } })
 }
 
 /// Schema of a list of chips: any text, shipped names first.
-pub(super) fn chip_names(_: &mut SchemaGenerator) -> Schema {
+pub(crate) fn chip_names(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
         "minItems": 1,
@@ -426,6 +449,11 @@ fn by_mechanism(schema: &mut Schema) {
         )])
         .collect();
     schema.insert("allOf".to_owned(), Json::Array(rules));
+    let of_log = fields::DELTA_LOG.iter().filter(|field| **field != "log_interval");
+    let needs: Map<String, Json> = of_log
+        .map(|field| ((*field).to_owned(), serde_json::json!(["log_interval"])))
+        .collect();
+    schema.insert("dependentRequired".to_owned(), Json::Object(needs));
 }
 
 /// Which fields each pass reads, and those that a forward pass needs.
@@ -488,10 +516,25 @@ pub fn check_schema(document: &Document) -> Result<(), ConfigError> {
 /// # Errors
 /// Everything that does not fit, each at its place.
 pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
+    let mut defaults = Vec::new();
+    let workload = resolve_with(document, Some(&mut defaults))?;
+    Ok(Workload { defaults, ..workload })
+}
+
+/// As [`resolve`]; `defaults` takes the fields that the file leaves out, where somebody asks for them.
+pub(super) fn resolve_with(
+    document: &Document,
+    mut defaults: Option<&mut Vec<DefaultValue>>,
+) -> Result<Workload, ConfigError> {
     let file: WorkloadFile = document.deserialize()?;
     let mut errors = Vec::new();
-    let mut defaults = Vec::new();
-    let layer = layer(&file.layer, file.pass, document, &mut defaults, &mut errors);
+    let layer = layer(
+        &file.layer,
+        file.pass,
+        document,
+        defaults.as_deref_mut(),
+        &mut errors,
+    );
     let mut complain = |path: &str, message: String| errors.push(document.error_at(path, message));
     if file.name.is_empty()
         || !file
@@ -538,7 +581,10 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
             chunks: (tokens.0 / chunk).max(1) as u64,
         }
     } else {
-        if file.pass == Pass::Forward && file.layer.mechanism.uses("chunk") {
+        if let Some(defaults) = defaults
+            && file.pass == Pass::Forward
+            && file.layer.mechanism.uses("chunk")
+        {
             defaults.push(DefaultValue {
                 field: "program".to_owned(),
                 value: "one head and one chunk".to_owned(),
@@ -549,12 +595,22 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
     let mut plans = Vec::new();
     for (i, name) in file.plans.iter().enumerate() {
         match plan_named(file.pass, name, program) {
+            Some(_) if name == Plan::SPLIT && file.layer.log_interval.is_none() => {
+                let message = format!(
+                    "plan `{name}` replays a log; write `log_interval`, for instance `layer: {{ log_interval: 8 }}`, or use another plan"
+                );
+                complain(&format!("plans.{i}"), message);
+            }
             Some(_) if file.plans[..i].contains(name) => {
                 complain(&format!("plans.{i}"), format!("plan `{name}` stands twice"));
             }
             Some(plan) => plans.push(plan),
             None => {
-                let tail = suggestion(name, &Plan::NAMES, "plans");
+                let tail = match file.pass {
+                    Pass::Forward => suggestion(name, &Plan::NAMES, "plans"),
+                    Pass::Decode => suggestion(name, &Plan::DECODE_NAMES, "plans of a decode step"),
+                    Pass::Verify => suggestion(name, &Plan::VERIFY_NAMES, "plans of a verification"),
+                };
                 complain(&format!("plans.{i}"), format!("unknown plan `{name}`; {tail}"));
             }
         }
@@ -624,8 +680,139 @@ pub(super) fn resolve(document: &Document) -> Result<Workload, ConfigError> {
         },
         published,
         inferred: file.inferred,
-        defaults,
+        defaults: Vec::new(),
     })
+}
+
+/// Fields of a layer that a model says once for all its blocks.
+const OF_THE_MODEL: [&str; 8] = [
+    "batch",
+    "tokens",
+    "sequences",
+    "padded_rows",
+    "context",
+    "model_width",
+    "activations",
+    "initial_state",
+];
+
+/// Schema of the mixer of a block of a model: a layer without what the model says for all of them.
+pub(crate) fn mixer_schema(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = LayerFile::json_schema(generator);
+    if let Some(properties) = schema.get_mut("properties").and_then(Json::as_object_mut) {
+        properties.retain(|name, _| !OF_THE_MODEL.contains(&name.as_str()));
+    }
+    if let Some(required) = schema.get_mut("required").and_then(Json::as_array_mut) {
+        required.retain(|name| name.as_str().is_none_or(|name| !OF_THE_MODEL.contains(&name)));
+    }
+    schema
+}
+
+/// What a model says for the mixers of all its blocks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MixerExtents {
+    /// What is computed.
+    pub(crate) pass: Pass,
+    /// Sequences.
+    pub(crate) batch: usize,
+    /// Tokens of a sequence; those before the decoded one in a decode step.
+    pub(crate) tokens: usize,
+    /// Width of the residual stream.
+    pub(crate) width: usize,
+    /// Format of the activations.
+    pub(crate) activations: Dtype,
+}
+
+/// The layer that the block `path` of a model has as its mixer, in one pass, and the fields that the block leaves out. A block lists the fields of both passes; each
+/// reads its own.
+///
+/// # Errors
+/// At every field of the block that does not fit.
+pub(crate) fn mixer(
+    document: &Document,
+    path: &str,
+    extents: MixerExtents,
+) -> Result<(Layer, Vec<DefaultValue>), ConfigError> {
+    let Some(node) = document.node(path) else {
+        return Err(document.error_at(path, "missing"));
+    };
+    let Value::Map(entries) = &node.value else {
+        return Err(document.error_at(path, "expected a map with the fields of a layer"));
+    };
+    for (key, _) in entries {
+        if OF_THE_MODEL.contains(&key.name.as_str()) {
+            let message = format!("`{}` is said once for the whole model; remove the key", key.name);
+            return Err(document.error_at_key(&format!("{path}.{}", key.name), message));
+        }
+    }
+    let location = document.locate(path);
+    let entry = |name: &str, value: Value| {
+        let key = Key {
+            name: name.to_owned(),
+            location: location.clone(),
+        };
+        let node = Node {
+            value,
+            location: location.clone(),
+        };
+        (key, node)
+    };
+    let size = |n: usize| Value::Int(i64::try_from(n).unwrap_or(i64::MAX));
+    let text = |text: &str| Value::String(text.to_owned());
+    let list = |name: &str| {
+        Value::Seq(vec![Node {
+            value: text(name),
+            location: location.clone(),
+        }])
+    };
+    let pass = extents.pass;
+    let dropped = |name: &str| unread(pass, name) || (pass == Pass::Decode && name == "chunk");
+    let mut layer: Vec<(Key, Node)> = entries
+        .iter()
+        .filter(|(key, _)| !dropped(&key.name))
+        .cloned()
+        .collect();
+    // A name that no layer has is refused where the layer is read; the mechanism decides whether positions matter.
+    let positions = entries
+        .iter()
+        .find_map(|(key, node)| match &node.value {
+            Value::String(name) if key.name == "mechanism" => Mechanism::named(name),
+            _ => None,
+        })
+        .is_some_and(|mechanism| mechanism.uses("context"));
+    layer.push(entry("batch", size(extents.batch)));
+    layer.push(entry("model_width", size(extents.width)));
+    layer.push(entry("activations", text(extents.activations.name())));
+    let pass_name = match pass {
+        Pass::Forward => {
+            layer.push(entry("tokens", size(extents.tokens)));
+            "forward"
+        }
+        Pass::Decode => {
+            if positions {
+                layer.push(entry("context", size(extents.tokens)));
+            }
+            "decode"
+        }
+        // A tree is a field of the layer as written.
+        Pass::Verify => "verify",
+    };
+    let numeric = ["tokens", "key_heads", "seed"].map(|name| entry(name, size(1)));
+    let root = Value::Map(vec![
+        entry("name", text("mixer")),
+        entry("layer", Value::Map(layer)),
+        entry("plans", list("unfused")),
+        entry("pass", text(pass_name)),
+        entry("hardware", list("tpu-v7x")),
+        entry("numeric", Value::Map(numeric.into_iter().collect())),
+    ]);
+    let workload = resolve(&document.with_root(Node {
+        value: root,
+        location,
+    }))?;
+    let own = |default: &DefaultValue| default.field.starts_with("layer.");
+    let defaults = workload.defaults.into_iter().filter(own);
+    Ok((workload.layer, defaults.collect()))
 }
 
 /// The program does not matter for the names of a plan's rows.
@@ -865,7 +1052,7 @@ fn layer(
     file: &LayerFile,
     pass: Pass,
     document: &Document,
-    defaults: &mut Vec<DefaultValue>,
+    defaults: Option<&mut Vec<DefaultValue>>,
     errors: &mut Vec<ConfigError>,
 ) -> Option<Layer> {
     let before = errors.len();
@@ -935,9 +1122,16 @@ fn layer(
             ),
         );
     }
+    let written: &[(Key, Node)] = match document.node("layer").map(|node| &node.value) {
+        Some(Value::Map(entries)) => entries,
+        _ => &[],
+    };
     for field in optional_fields() {
+        if !written.iter().any(|(key, _)| key.name == field) {
+            continue;
+        }
         let (used, unread) = (mechanism.uses(field), unread(pass, field));
-        if (used && !unread) || document.node(&format!("layer.{field}")).is_none() {
+        if used && !unread {
             continue;
         }
         if used {
@@ -1096,7 +1290,19 @@ fn layer(
             InitialState::Given
         }
     };
-    let readout = defaults.or(file.readout, "readout", Readout::AfterUpdate);
+    let log = delta_log(file, document, &mut defaults, errors).ok()?;
+    let readout = match (log, file.readout) {
+        (None, written) => defaults.or(written, "readout", Readout::AfterUpdate),
+        (Some(_), Some(Readout::AfterUpdate)) => {
+            let message = "base and log are read once per step, by read key and query together; remove the key or use `before_update`";
+            errors.push(document.error_at("layer.readout", message));
+            return None;
+        }
+        (Some(_), _) => Readout::BeforeUpdate,
+    };
+    let mut complain = |field: &str, message: String| {
+        errors.push(document.error_at(&format!("layer.{field}"), message));
+    };
     let state_products = defaults.or(file.state_products, "state_products", StateProducts::Vector);
     let forgetting = defaults.or(file.forgetting, "forgetting", Forgetting::Gated);
     let cg_steps = defaults.or(file.cg_steps.map(|s| s.0), "cg_steps", 30);
@@ -1193,6 +1399,7 @@ fn layer(
         chunk,
         decay_tiles,
         activations,
+        weights: activations,
         state,
         state_precision,
         gram: GramVariant::Broadcast,
@@ -1216,6 +1423,7 @@ fn layer(
         pass,
         readout,
         state_products,
+        log,
         attention,
         forgetting,
         cg_steps,
@@ -1288,6 +1496,63 @@ fn layer(
     (errors.len() == before).then_some(layer)
 }
 
+/// Something that was complained about.
+struct Refused;
+
+/// The log of a decode step, where it has one.
+fn delta_log(
+    file: &LayerFile,
+    document: &Document,
+    defaults: &mut Defaults<'_>,
+    errors: &mut Vec<ConfigError>,
+) -> Result<Option<DeltaLog>, Refused> {
+    let before = errors.len();
+    let Some(Size(interval)) = file.log_interval else {
+        for (field, written) in [
+            ("log_keys", file.log_keys.is_some()),
+            ("log_updates", file.log_updates.is_some()),
+            ("log_merge", file.log_merge.is_some()),
+        ] {
+            if written {
+                let message = format!(
+                    "`{field}` belongs to a log; write `log_interval`, for instance `log_interval: 8`, or remove the key"
+                );
+                errors.push(document.error_at_key(&format!("layer.{field}"), message));
+            }
+        }
+        return if errors.len() == before {
+            Ok(None)
+        } else {
+            Err(Refused)
+        };
+    };
+    if interval > LONGEST_INTERVAL {
+        let message = format!("expected at most {LONGEST_INTERVAL} steps, found `{interval}`");
+        errors.push(document.error_at("layer.log_interval", message));
+    }
+    for (field, written) in [("log_keys", file.log_keys), ("log_updates", file.log_updates)] {
+        if let Some(dtype) = written.filter(|dtype| !DeltaLog::FORMATS.contains(dtype)) {
+            let message = format!(
+                "`{dtype}` is no format for a log; one of {}",
+                listed(DeltaLog::FORMATS.map(Dtype::name))
+            );
+            errors.push(document.error_at(&format!("layer.{field}"), message));
+        }
+    }
+    let log = DeltaLog {
+        interval,
+        keys: defaults.or(file.log_keys, "log_keys", Dtype::Bf16),
+        updates: defaults.or(file.log_updates, "log_updates", Dtype::F32),
+        merge: defaults.or(file.log_merge, "log_merge", Merge::Fused),
+        position: 0,
+    };
+    if errors.len() == before {
+        Ok(Some(log))
+    } else {
+        Err(Refused)
+    }
+}
+
 /// The choices of softmax attention.
 fn attention(
     file: &LayerFile,
@@ -1314,6 +1579,7 @@ fn attention(
         qk_norm: defaults.or(file.qk_norm, "qk_norm", usual.qk_norm),
         latent_rank: size(file.latent_rank).unwrap_or(0),
         decoupled_dim: size(file.decoupled_dim).unwrap_or(0),
+        query_rank: size(file.query_rank).unwrap_or(0),
     };
     for (field, block) in [("block_q", attention.block_q), ("block_kv", attention.block_kv)] {
         if block > LARGEST_EXTENT {
@@ -1368,9 +1634,14 @@ fn attention(
             );
             errors.push(document.error_at("layer.decoupled_dim", message));
         }
-        if attention.latent_rank > LARGEST_EXTENT {
-            let message = format!("expected at most {LARGEST_EXTENT}");
-            errors.push(document.error_at("layer.latent_rank", message));
+        for (field, rank) in [
+            ("latent_rank", attention.latent_rank),
+            ("query_rank", attention.query_rank),
+        ] {
+            if rank > LARGEST_EXTENT {
+                let message = format!("expected at most {LARGEST_EXTENT}");
+                errors.push(document.error_at(&format!("layer.{field}"), message));
+            }
         }
     }
     let channels = if latent { attention.decoupled_dim } else { key_dim };
@@ -1430,6 +1701,7 @@ fn optional_fields() -> impl Iterator<Item = &'static str> {
         fields::COMMON,
         fields::PACKED,
         fields::DECODE,
+        fields::DELTA_LOG,
         fields::CONTEXT,
         fields::VERIFY,
         fields::GRAM,
@@ -1454,12 +1726,12 @@ fn optional_fields() -> impl Iterator<Item = &'static str> {
 /// Whether a pass has no use for a field.
 fn unread(pass: Pass, field: &str) -> bool {
     match pass {
-        Pass::Forward => [fields::DECODE, fields::CONTEXT, fields::VERIFY]
+        Pass::Forward => [fields::DECODE, fields::DELTA_LOG, fields::CONTEXT, fields::VERIFY]
             .iter()
             .any(|group| group.contains(&field)),
         Pass::Decode => fields::CHUNK_FORM.contains(&field) || fields::VERIFY.contains(&field),
         // The chunk form without packed sequences.
-        Pass::Verify => [fields::DECODE, fields::CONTEXT, fields::PACKED]
+        Pass::Verify => [fields::DECODE, fields::DELTA_LOG, fields::CONTEXT, fields::PACKED]
             .iter()
             .any(|group| group.contains(&field)),
     }
@@ -1469,16 +1741,19 @@ fn unread(pass: Pass, field: &str) -> bool {
 struct Defaults<'a> {
     mechanism: &'static Mechanism,
     pass: Pass,
-    list: &'a mut Vec<DefaultValue>,
+    list: Option<&'a mut Vec<DefaultValue>>,
 }
 
 impl Defaults<'_> {
     /// The written value, or the usual one, which is listed if the mechanism reads the field.
     fn or<T: serde::Serialize>(&mut self, written: Option<T>, field: &str, usual: T) -> T {
         written.unwrap_or_else(|| {
-            if self.mechanism.uses(field) && !unread(self.pass, field) {
+            if let Some(list) = &mut self.list
+                && self.mechanism.uses(field)
+                && !unread(self.pass, field)
+            {
                 let value = serde_json::to_string(&usual).unwrap_or_default();
-                self.list.push(DefaultValue {
+                list.push(DefaultValue {
                     field: format!("layer.{field}"),
                     value: value.trim_matches('"').to_owned(),
                 });

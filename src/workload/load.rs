@@ -129,6 +129,21 @@ const SHIPPED: &[(&str, &str)] = &[
         "sla_r4_verify",
         include_str!("../../workloads/sla_r4_verify.yaml"),
     ),
+    ("gdn_deltalog", include_str!("../../workloads/gdn_deltalog.yaml")),
+    ("kda_deltalog", include_str!("../../workloads/kda_deltalog.yaml")),
+    (
+        "rwkv6_deltalog",
+        include_str!("../../workloads/rwkv6_deltalog.yaml"),
+    ),
+    ("gla_deltalog", include_str!("../../workloads/gla_deltalog.yaml")),
+    (
+        "retnet_deltalog",
+        include_str!("../../workloads/retnet_deltalog.yaml"),
+    ),
+    (
+        "linear_attention_deltalog",
+        include_str!("../../workloads/linear_attention_deltalog.yaml"),
+    ),
 ];
 
 /// The shipped stacks of layers.
@@ -281,6 +296,14 @@ pub fn read_document(name_or_path: &str) -> Result<Document, ConfigError> {
 /// For every value that does not fit.
 pub fn from_document(document: &Document) -> Result<Workload, ConfigError> {
     resolve(document)
+}
+
+/// As [`from_document`], without the list of the fields that the document leaves out.
+///
+/// # Errors
+/// As [`from_document`].
+pub(crate) fn without_defaults(document: &Document) -> Result<Workload, ConfigError> {
+    file::resolve_with(document, None)
 }
 
 /// The baseline of a workload that was loaded from `of`: a path relative to that file, or a shipped name.

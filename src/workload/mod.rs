@@ -7,6 +7,8 @@ mod stack;
 mod tests;
 
 pub use file::check_schema;
+pub(crate) use file::{MixerExtents, Size, chip_names, mixer, mixer_schema};
+pub(crate) use load::without_defaults;
 pub use load::{
     beside, from_document, load, load_baseline, read_document, shipped, shipped_stacks, shipped_studies,
     shipped_text,

@@ -36,7 +36,7 @@ fn append(builder: &mut Builder, values: &mut Vec<Value>, [kind, a, b, detail]: 
     let dims = builder.dims(a);
     let rank = dims.len();
     builder.stage(Stage::ALL[usize::from(kind) % Stage::ALL.len()]);
-    let leading = |shape: &Shape| Shape::new(shape.dims()[..shape.rank().saturating_sub(2)].to_vec());
+    let leading = |shape: &Shape| Shape::new(&shape.dims()[..shape.rank().saturating_sub(2)]);
     let (sa, sb) = (builder.shape(a).clone(), builder.shape(b).clone());
     let batches = leading(&sa).broadcast(&leading(&sb)).is_some() && sa.rank() > 1 && sb.rank() > 1;
     let new = match kind % 16 {

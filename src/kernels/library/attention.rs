@@ -308,6 +308,8 @@ const GPU_EXPOSED_LOADS: f64 = 5.0;
 const GPU_STAGES: u64 = 2;
 /// Most query blocks side by side on a multiprocessor that still help each other.
 const MOST_SIDE_BY_SIDE: u64 = 2;
+/// Most programs of four warps on a multiprocessor. Source: 64 warps (CUDA C++ programming guide, compute capability 8.0 and 9.0).
+const MOST_RESIDENT: f64 = 16.0;
 
 /// Rows of a query block, columns of a key block.
 #[derive(Debug, Clone, Copy)]
@@ -316,17 +318,16 @@ struct Block {
     columns: u64,
 }
 
-/// Query blocks side by side on a multiprocessor: as many as registers (accumulator, scores, and the weights at half their width, in f32) and shared memory
-/// (queries, and stages of keys and values) hold.
-fn side_by_side(case: &Case<'_>, a: &Attention, block: Block) -> u64 {
+/// Query blocks on a multiprocessor at a time: as many as registers (accumulator, scores, and the weights at half their width, in f32) and shared memory
+/// (queries, and stages of keys and values) hold; less than one where they do not hold that much.
+fn residents(case: &Case<'_>, a: &Attention, block: Block) -> f64 {
     let Block { rows, columns } = block;
     let chip = case.chip;
     let registers = chip.register_elements() * f64::from(chip.vector_unit.registers);
     let live = rows as f64 * (a.value_dim as f64 + 1.5 * columns as f64);
     let blocks = rows * a.key_dim + GPU_STAGES * columns * (a.key_dim + a.value_dim);
     let shared = (blocks * case.bytes()) as f64;
-    let most = (registers / live).min(chip.on_chip.capacity.get() / shared);
-    (most as u64).clamp(1, MOST_SIDE_BY_SIDE)
+    (registers / live).min(chip.on_chip.capacity.get() / shared)
 }
 
 /// Flash kernel of a GPU. Where products are asynchronous, a program is one query block of a head whose groups of warps take turns on products and softmax, in a software
@@ -353,10 +354,11 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     let pairs = pairs(a, rows, columns)?;
     let heads = size(&[a.batch, a.heads])?;
     let groups = if asynchronous || backward { GPU_GROUPS } else { 1 };
+    let residents = residents(case, a, Block { rows, columns });
     let units = if groups > 1 {
         groups
     } else {
-        side_by_side(case, a, Block { rows, columns })
+        (residents as u64).clamp(1, MOST_SIDE_BY_SIDE)
     };
     let half = rows.div_ceil(groups);
     let instances = size(&[heads, pairs.visited, groups])?;
@@ -400,6 +402,15 @@ fn on_gpu(case: &Case<'_>, a: &Attention) -> Result<Vec<Launch>, CaseError> {
     body.implementation.issue_share = Some(case.coefficient(Coefficient::GpuFlashEfficiency));
     let steps = pairs.visited.div_ceil(pairs.query_blocks.max(1)).max(1);
     body.implementation.exposed_loads = GPU_EXPOSED_LOADS / steps as f64;
+    if groups == 1 {
+        // The others on the multiprocessor work while one begins or ends.
+        let others = residents.floor().clamp(units as f64, MOST_RESIDENT);
+        body.implementation.exposed_loads *= units as f64 / others;
+        if residents < 1.0 {
+            // No room for a second stage: nothing fetches the next keys and values ahead.
+            body.implementation.exposed_loads += 1.0;
+        }
+    }
     if backward {
         // dV = P^T dO, dP = dO V^T, dS = P (dP - d), dQ = dS K, dK = dS^T Q; the forward pair above is P and, in size, dV.
         body = body

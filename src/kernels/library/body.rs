@@ -3,7 +3,7 @@
 use super::case::{CaseError, LARGEST, size};
 use crate::dtype::Dtype;
 use crate::graph::work::PerDtype;
-use crate::graph::{Role, Stage, Work};
+use crate::graph::{Role, Shape, Stage, Work};
 use crate::kernels::{Grid, Implementation, Kernel, KernelOp, OpKind, Transfer, VectorCost};
 
 /// Cost of a vector operation per element, cross-lane operations included.
@@ -132,7 +132,7 @@ impl Body {
     fn op(&mut self, name: &str, kind: OpKind, count: u64) {
         let after = self.ops.len().checked_sub(1).into_iter().collect();
         self.ops.push(KernelOp {
-            name: name.to_owned(),
+            name: name.into(),
             // A kernel outside a layer has no stage; this one says that it stands on its own.
             stage: Stage::Projections,
             kind,
@@ -195,7 +195,7 @@ impl Body {
             ..Work::default()
         };
         let kind = OpKind::Vector {
-            dims: dims.iter().map(|&d| d as usize).collect(),
+            dims: Shape::new(dims.iter().map(|&d| d as usize).collect::<Vec<usize>>()),
             cost: VectorCost {
                 alu: cost.alu,
                 transcendental: cost.transcendental,
@@ -246,7 +246,7 @@ impl Body {
                 .get_or_insert(CaseError::TooLarge(format!("{bytes:.3e} bytes of {name}")));
         }
         Transfer {
-            name: name.to_owned(),
+            name: name.into(),
             bytes: bytes.clamp(0.0, LARGEST as f64) as u64,
             dtype,
             role: Role::Activation,
@@ -295,6 +295,7 @@ impl Body {
                 live_bytes: self.live_bytes,
                 units_per_program: self.units,
                 steps_per_program: self.steps_per_program,
+                share: 1.0,
                 work: self.work,
                 padding: 0.0,
                 implementation: self.implementation,

@@ -240,6 +240,17 @@ impl<'a> Case<'a> {
         }
     }
 
+    /// A count, which may be 0.
+    ///
+    /// # Errors
+    /// Where it is missing or no such number.
+    pub fn count(&self, name: &str) -> Result<u64, CaseError> {
+        match self.text(name) {
+            Some("0") => Ok(0),
+            _ => self.size(name),
+        }
+    }
+
     /// A size that may be absent.
     ///
     /// # Errors

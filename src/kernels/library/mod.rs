@@ -10,6 +10,7 @@ mod case;
 mod cross_entropy;
 mod elementwise;
 mod gated_linear_unit;
+mod group_sizes;
 mod matmul;
 mod normalization;
 mod ragged_dot;

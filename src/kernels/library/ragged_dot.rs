@@ -1,7 +1,9 @@
-//! Grouped matrix products (mixture of experts): rows `[m, k]` sorted by group, a matrix `[k, n]` per group. Rows are split evenly over the groups.
+//! Grouped matrix products (mixture of experts): rows `[m, k]` sorted by group, a matrix `[k, n]` per group. How many rows each group has is
+//! the case's `sizes`.
 
 use super::body::{Body, Cost, Product, copy};
 use super::case::{Case, CaseError, size};
+use super::group_sizes::GroupSizes;
 use super::matmul::{self, Shape, Traffic};
 use super::{Family, Launch, once};
 use crate::coefficients::Coefficient;
@@ -21,28 +23,18 @@ pub(super) const FAMILY: Family = Family {
 /// Operation that masks, adds and stores the sums of a step.
 const ACCUMULATE: &str = "accumulate";
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Grouped {
     m: u64,
     k: u64,
     n: u64,
     groups: u64,
+    sizes: GroupSizes,
 }
 
-impl Grouped {
-    /// Pairs of a row tile and a group that meet.
-    fn visits(&self, tile: u64) -> u64 {
-        let rows = self.m.div_ceil(self.groups).max(1);
-        let tiles = self.m.div_ceil(tile);
-        // Group boundaries that are also tile boundaries add no visit.
-        let common = rows / gcd(rows, tile) * tile;
-        let boundaries = (self.m - 1) / rows;
-        tiles + boundaries - (self.m - 1) / common.max(1)
-    }
-}
-
-fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
+/// Whole number next to an expected count.
+fn count(mean: f64) -> u64 {
+    mean.round() as u64
 }
 
 /// Rows, depth and columns of a tile.
@@ -53,45 +45,58 @@ struct Tile {
     n: u64,
 }
 
+/// Where row tiles begin.
+#[derive(Debug, Clone, Copy)]
+enum RowTiles {
+    /// Side by side over all rows; a tile is visited once by every group with rows in it.
+    Shared,
+    /// Anew in every group, the last one of a group cut to a multiple of `rows`. Tiles of columns are shared out over the cores of a device.
+    PerGroup {
+        /// Rows that a tile is a multiple of.
+        rows: u64,
+    },
+    /// Anew in every group, the last one of a group cut to its rows.
+    Cut,
+}
+
 fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
+    let (m, groups) = (case.size("m")?, case.size("groups")?);
     let shape = Grouped {
-        m: case.size("m")?,
+        m,
         k: case.size("k")?,
         n: case.size("n")?,
-        groups: case.size("groups")?,
+        groups,
+        sizes: GroupSizes::of(case, m, groups)?,
     };
-    let Grouped { m, k, n, groups } = shape;
+    let Grouped { k, n, .. } = shape;
     size(&[m, k])?;
     size(&[m, n])?;
     size(&[groups, k, n])?;
     let residuals = case.flag("residuals")?;
     let mut launches = if case.tpu() {
         match case.op {
-            "ragged_dot_xla" if case.chip.cores_per_device > 1 => dense(case, shape)?,
-            "ragged_dot_xla" => one_by_one(case, shape)?,
+            "ragged_dot_xla" if case.chip.cores_per_device > 1 => dense(case, &shape)?,
+            "ragged_dot_xla" => one_by_one(case, &shape)?,
             "ragged_dot_triton" => {
                 return Err(CaseError::Unsupported(
                     "`ragged_dot_triton` runs on GPUs only".to_owned(),
                 ));
             }
-            op => {
-                let tile = if op == "ragged_dot" {
-                    tile(case, shape)?
-                } else {
-                    usual_tile(case, shape)
-                };
-                on_tpu(case, shape, tile)?
+            "ragged_dot_v2" => {
+                let (tile, rows) = fitting_tile(case, &shape);
+                on_tpu(case, &shape, tile, RowTiles::PerGroup { rows })?
             }
+            _ => on_tpu(case, &shape, tile(case, &shape)?, RowTiles::Shared)?,
         }
     } else {
         match case.op {
-            "ragged_dot_xla" => dense(case, shape)?,
+            "ragged_dot_xla" => dense(case, &shape)?,
             "ragged_dot_v2" => {
                 return Err(CaseError::Unsupported(
                     "`ragged_dot_v2` runs on TPUs only".to_owned(),
                 ));
             }
-            _ => on_gpu(case, shape)?,
+            _ => on_gpu(case, &shape)?,
         }
     };
     if residuals && case.tpu() {
@@ -109,7 +114,7 @@ fn build(case: &Case<'_>) -> Result<Vec<Launch>, CaseError> {
 }
 
 /// The tile of the case. Transposed calls name depth and columns the other way round; divisibility tells.
-fn tile(case: &Case<'_>, shape: Grouped) -> Result<Tile, CaseError> {
+fn tile(case: &Case<'_>, shape: &Grouped) -> Result<Tile, CaseError> {
     let tile = Tile {
         m: case.size("tile_m")?,
         k: case.size("tile_k")?,
@@ -127,8 +132,8 @@ fn tile(case: &Case<'_>, shape: Grouped) -> Result<Tile, CaseError> {
     })
 }
 
-/// Tile of a kernel that chooses its own: the whole depth, as many columns as leave two buffers of the weights in half of VMEM.
-fn usual_tile(case: &Case<'_>, shape: Grouped) -> Tile {
+/// Tile of XLA's own kernel: the whole depth, as many columns as leave two buffers of the weights in half of VMEM.
+fn usual_tile(case: &Case<'_>, shape: &Grouped) -> Tile {
     let half = case.chip.on_chip.capacity.get() / 2.0;
     let columns = half / (2.0 * (shape.k * case.formats.b.bytes()) as f64);
     let lanes = u64::from(case.chip.vector_unit.lanes);
@@ -140,25 +145,105 @@ fn usual_tile(case: &Case<'_>, shape: Grouped) -> Tile {
     }
 }
 
+/// Part of VMEM that the second version of the kernel plans with.
+const PLANNED_VMEM: f64 = 0.9;
+/// Buffers of the weights in it, and of rows and of the output.
+const WEIGHT_BUFFERS: u64 = 3;
+const ROW_BUFFERS: u64 = 2;
+/// Most multiples of the smallest row tile.
+const MOST_ROW_TILES: u64 = 4;
+
+/// Tile that the second version of the kernel chooses, and the rows that its row tiles are a multiple of: 128 rows, all columns and the whole depth, then fewer
+/// columns, not below twice those of the matrix unit, then less depth until the buffers fit; rows grow with what is left.
+///
+/// Source: Tokamax 0.0.17, `gmm_v2`.
+fn fitting_tile(case: &Case<'_>, shape: &Grouped) -> (Tile, u64) {
+    let lanes = u64::from(case.chip.vector_unit.lanes);
+    let (a, b) = (case.formats.a.bytes(), case.formats.b.bytes());
+    let limit = case.chip.on_chip.capacity.get() * PLANNED_VMEM;
+    let fits = |tile: Tile| {
+        let rows = ROW_BUFFERS * tile.m * tile.k * a;
+        let weights = WEIGHT_BUFFERS * tile.k * tile.n * b;
+        let output = tile.m * tile.n * (4 + ROW_BUFFERS * a);
+        (rows + weights + output) as f64 <= limit
+    };
+    // An extent in `parts` equal parts of whole registers.
+    let part = |extent: u64, parts: u64| extent.div_ceil(parts).next_multiple_of(lanes);
+    let rows = matmul::SLICE_ROWS.min(shape.m);
+    let fewest_columns = (2 * u64::from(case.chip.matrix_unit.columns)).min(shape.n);
+    let mut tile = Tile {
+        m: rows,
+        k: part(shape.k, 1),
+        n: part(shape.n, 1),
+    };
+    for parts in 2..=shape.n.div_ceil(lanes) {
+        if fits(tile) || part(shape.n, parts) < fewest_columns {
+            break;
+        }
+        tile.n = part(shape.n, parts);
+    }
+    for parts in 2..=shape.k.div_ceil(lanes) {
+        if fits(tile) {
+            break;
+        }
+        tile.k = part(shape.k, parts);
+    }
+    for multiple in 2..=MOST_ROW_TILES {
+        let taller = Tile {
+            m: multiple * rows,
+            ..tile
+        };
+        if taller.m > shape.m || !fits(taller) {
+            break;
+        }
+        tile = taller;
+    }
+    (tile, rows)
+}
+
 /// Grouped product of a TPU (Pallas): columns outermost, then the visits of row tiles, then the depth. The weights of a group stay on chip while its rows
 /// pass, where one step takes the whole depth.
 ///
-/// Implementation: one core of a two-core chip (measured calls of v5p are twice as fast as two cores would be slow); operands with a depth or width that is no multiple
-/// of the lanes are padded by a copy.
-fn on_tpu(case: &Case<'_>, shape: Grouped, tile: Tile) -> Result<Vec<Launch>, CaseError> {
-    let Grouped { m, k, n, groups } = shape;
+/// Implementation: one core of a two-core chip, but for the second version, whose calls on v5p are as fast as two cores where there are several tiles of columns and as one
+/// where there is one; operands with a depth or width that is no multiple of the lanes are padded by a copy.
+fn on_tpu(
+    case: &Case<'_>,
+    shape: &Grouped,
+    tile: Tile,
+    row_tiles: RowTiles,
+) -> Result<Vec<Launch>, CaseError> {
+    let &Grouped {
+        m,
+        k,
+        n,
+        groups,
+        ref sizes,
+    } = shape;
     let lanes = u64::from(case.chip.vector_unit.lanes);
     let tile = Tile {
         m: tile.m.min(m.next_multiple_of(8)),
         k: tile.k.min(k.next_multiple_of(lanes)),
         n: tile.n.min(n.next_multiple_of(lanes)),
     };
-    let visits = shape.visits(tile.m);
     let (columns, depth) = (n.div_ceil(tile.n), k.div_ceil(tile.k));
-    let slices = tile.m.div_ceil(matmul::SLICE_ROWS);
-    let rows = tile.m.div_ceil(slices);
+    // Rows of a slice, slices of all visits, and visits.
+    let (rows, row_slices, visits) = match row_tiles {
+        RowTiles::Shared => {
+            let visits = count(sizes.shared_tiles(tile.m));
+            let slices = tile.m.div_ceil(matmul::SLICE_ROWS);
+            (tile.m.div_ceil(slices), size(&[visits, slices])?, visits)
+        }
+        RowTiles::PerGroup { rows } => (rows, count(sizes.own_tiles(rows)), count(sizes.own_tiles(tile.m))),
+        RowTiles::Cut => {
+            let visits = count(sizes.own_tiles(tile.m));
+            let slices = m.div_ceil(visits).div_ceil(matmul::SLICE_ROWS);
+            let row_slices = size(&[visits, slices])?;
+            (m.div_ceil(row_slices), row_slices, visits)
+        }
+    };
+    let slices = row_slices.div_ceil(visits.max(1));
     let (a, b) = (case.formats.a, case.formats.b);
-    let outputs = size(&[columns, visits, slices])?;
+    let outputs = size(&[columns, row_slices])?;
     let steps = size(&[outputs, depth])?;
     let product = Product {
         m: rows,
@@ -167,7 +252,7 @@ fn on_tpu(case: &Case<'_>, shape: Grouped, tile: Tile) -> Result<Vec<Launch>, Ca
         dtype: case.formats.product(),
         passes: case.passes(),
     };
-    let fetches = size(&[columns, groups.min(visits)])?;
+    let fetches = size(&[columns, count(sizes.occupied())])?;
     let weights = if depth == 1 {
         fetches
     } else {
@@ -187,7 +272,10 @@ fn on_tpu(case: &Case<'_>, shape: Grouped, tile: Tile) -> Result<Vec<Launch>, Ca
         .read("rows", (m * k * a.bytes()) as f64 * columns as f64, a)
         .read("weights", weights as f64 * block as f64, b)
         .write("output", (m * n * a.bytes()) as f64, a);
-    body.implementation.cores_limit = Some(1);
+    body.implementation.cores_limit = Some(match row_tiles {
+        RowTiles::PerGroup { .. } => columns,
+        RowTiles::Shared | RowTiles::Cut => 1,
+    });
     // The slices of a row tile are one step of the kernel.
     body.implementation.program_cycles = case.coefficient(Coefficient::GroupedVisit);
     if depth == 1 {
@@ -219,8 +307,14 @@ const ELEMENTS_ISSUED: f64 = 128.0;
 const GPU_EXPOSED_LOADS: f64 = 2.0;
 
 /// Grouped product of a GPU. The Triton kernel launches a program for every group, row block and column block, most of which find no row of their group.
-fn on_gpu(case: &Case<'_>, shape: Grouped) -> Result<Vec<Launch>, CaseError> {
-    let Grouped { m, k, n, groups } = shape;
+fn on_gpu(case: &Case<'_>, shape: &Grouped) -> Result<Vec<Launch>, CaseError> {
+    let &Grouped {
+        m,
+        k,
+        n,
+        groups,
+        ref sizes,
+    } = shape;
     let tile = Tile {
         m: case.size("block_m")?,
         k: case.size("block_k")?,
@@ -228,7 +322,7 @@ fn on_gpu(case: &Case<'_>, shape: Grouped) -> Result<Vec<Launch>, CaseError> {
     };
     let (a, b) = (case.formats.a, case.formats.b);
     let columns = n.div_ceil(tile.n);
-    let visits = shape.visits(tile.m);
+    let visits = count(sizes.shared_tiles(tile.m));
     let programs = size(&[visits, columns])?;
     let product = Product {
         m: tile.m,
@@ -237,7 +331,7 @@ fn on_gpu(case: &Case<'_>, shape: Grouped) -> Result<Vec<Launch>, CaseError> {
         dtype: case.formats.product(),
         passes: case.passes(),
     };
-    let used_groups = groups.min(m);
+    let used_groups = count(sizes.occupied());
     let moved = (m * k * a.bytes()) as f64 + (used_groups * k * n * b.bytes()) as f64;
     // Every program fetches its panels of rows and weights; the cache serves what another has fetched.
     let panels = size(&[programs, k, tile.m * a.bytes() + tile.n * b.bytes()])? as f64;
@@ -271,8 +365,8 @@ fn on_gpu(case: &Case<'_>, shape: Grouped) -> Result<Vec<Launch>, CaseError> {
 /// own rounds.
 ///
 /// Source: measured calls of v5e, v6e and v7x are the sum of the product at its peak, rows and weights read once and 2 bytes per output element, on v7x 10.
-fn one_by_one(case: &Case<'_>, shape: Grouped) -> Result<Vec<Launch>, CaseError> {
-    let mut launches = on_tpu(case, shape, usual_tile(case, shape))?;
+fn one_by_one(case: &Case<'_>, shape: &Grouped) -> Result<Vec<Launch>, CaseError> {
+    let mut launches = on_tpu(case, shape, usual_tile(case, shape), RowTiles::Cut)?;
     let wide = case.chip.cores_per_chip > 1;
     let output = size(&[shape.m, shape.n])? as f64;
     let a = case.formats.a;
@@ -302,8 +396,8 @@ fn one_by_one(case: &Case<'_>, shape: Grouped) -> Result<Vec<Launch>, CaseError>
 ///
 /// On the TPU the mask is a pass of its own: operand read, masked operand written in f32, brought into the layout of the product, read by it; the output is
 /// accumulated in device memory. Source: a linear fit of v5p calls gives 17.8 bytes per element of the rows and 4.4 per element of the output and group.
-fn dense(case: &Case<'_>, shape: Grouped) -> Result<Vec<Launch>, CaseError> {
-    let Grouped { m, k, n, groups } = shape;
+fn dense(case: &Case<'_>, shape: &Grouped) -> Result<Vec<Launch>, CaseError> {
+    let &Grouped { m, k, n, groups, .. } = shape;
     let a = case.formats.a;
     let rows = (m * k) as f64;
     let tpu = case.tpu();

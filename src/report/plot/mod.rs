@@ -17,6 +17,7 @@ pub mod state_formats;
 pub mod sweep;
 mod theme;
 pub(crate) mod timeline;
+pub mod traffic;
 pub mod whitening;
 
 pub use canvas::PlotError;

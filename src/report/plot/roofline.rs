@@ -847,7 +847,7 @@ impl<'a> Sheet<'a> {
 const SAME_PLACE: f64 = 2.5;
 
 /// Directions from a ridge in which its value is put, in order of preference.
-const RIDGE_PLACES: [(f64, f64); 9] = [
+const RIDGE_PLACES: [(f64, f64); 11] = [
     (-1.0, 0.0),
     (-1.0, -0.7),
     (-0.5, -1.0),
@@ -857,6 +857,8 @@ const RIDGE_PLACES: [(f64, f64); 9] = [
     (0.5, -1.0),
     (0.0, 1.0),
     (0.5, 1.0),
+    (-0.5, 1.0),
+    (1.0, -0.7),
 ];
 
 /// Height of a line of a label.
@@ -924,7 +926,7 @@ fn label_of_ridge((text, (x, y), color): (String, (f64, f64), RGBColor)) -> Labe
         .iter()
         .enumerate()
         .flat_map(|(order, &(across, down))| {
-            [7.0, 10.0, 14.0, 19.0].map(|distance: f64| {
+            [7.0, 10.0, 14.0, 19.0, 25.0].map(|distance: f64| {
                 let center = (
                     x + across * (distance + width / 2.0 - 1.0),
                     y + down * (distance + 1.0),

@@ -142,6 +142,12 @@ impl SweptChip {
             || resolved.into_iter().any(|chip| chip.architecture == architecture)
     }
 
+    /// Whether the chip was resolved with a value of an axis.
+    fn has_value(&self, axis: usize, value: usize) -> bool {
+        let patch = self.patches.iter().find(|patch| patch.axis == axis);
+        patch.is_some_and(|patch| patch.numbers[value].is_ok())
+    }
+
     /// A view of the chip that goes from point to point.
     pub(super) fn cursor(&self) -> Cursor<'_> {
         Cursor {
@@ -203,24 +209,34 @@ impl Cursor<'_> {
 /// # Errors
 /// Where a value is none of its field on any chip: an unknown field, a missing unit. A value that only does not fit is a reason of its points.
 pub(super) fn swept(chips: &[(String, Document)], axes: &[Axis]) -> Result<Vec<SweptChip>, ConfigError> {
-    for axis in axes {
-        let refused = axis.changes().par_iter().find_map_first(|changes| {
-            let mut first = None;
-            for (_, document) in chips {
-                let changed = document.with(changes);
-                match changed.and_then(|changed| hardware::check_schema(&changed)) {
-                    Ok(()) => return None,
-                    Err(error) => first = first.or(Some(error)),
+    let found: Vec<Result<SweptChip, ConfigError>> = chips
+        .iter()
+        .map(|(name_or_path, document)| SweptChip::new(name_or_path, document, axes))
+        .collect();
+    for (index, axis) in axes.iter().enumerate() {
+        // A value that some chip has is one of its field.
+        let had = |value: usize| found.iter().flatten().any(|chip| chip.has_value(index, value));
+        let refused = axis
+            .changes()
+            .par_iter()
+            .enumerate()
+            .find_map_first(|(value, changes)| {
+                if had(value) {
+                    return None;
                 }
-            }
-            first
-        });
+                let mut first = None;
+                for (_, document) in chips {
+                    let changed = document.with(changes);
+                    match changed.and_then(|changed| hardware::check_schema(&changed)) {
+                        Ok(()) => return None,
+                        Err(error) => first = first.or(Some(error)),
+                    }
+                }
+                first
+            });
         if let Some(error) = refused {
             return Err(error);
         }
     }
-    chips
-        .iter()
-        .map(|(name_or_path, document)| SweptChip::new(name_or_path, document, axes))
-        .collect()
+    found.into_iter().collect()
 }

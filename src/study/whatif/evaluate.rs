@@ -15,7 +15,9 @@ use crate::hardware::{self, Architecture, Chip, Evidences, Interval};
 use crate::kernels::Kernel;
 use crate::layer::Layer;
 use crate::report::result::Bound;
-use crate::study::run::{PeakRates, check_formats, family, lower_for, lower_with};
+use crate::study::interval::lower_plans;
+use crate::study::predict;
+use crate::study::run::{PeakRates, check_formats, operation};
 use crate::timing::{KernelFigures, Prepared, Timer};
 use crate::workload::{self, Workload};
 
@@ -80,34 +82,40 @@ type BuiltPlans = Vec<Vec<BuiltKernel>>;
 #[derive(Debug)]
 pub(super) struct Built {
     layer: Layer,
-    document: Document,
+    /// The file of the sweep, for the name of a field that a chip cannot take.
+    document: Arc<Document>,
     state_bytes: u64,
     /// By architecture; of those that no chip of the sweep has there is none.
     plans: Vec<(Architecture, BuiltPlans)>,
 }
 
 impl Built {
-    fn new(document: Document, architectures: &[Architecture]) -> Result<Self, Reason> {
-        let workload = workload::from_document(&document).map_err(|error| reason(&error))?;
+    /// The layer that `changed` describes, a change of `document`.
+    fn new(
+        changed: &Document,
+        document: &Arc<Document>,
+        architectures: &[Architecture],
+    ) -> Result<Self, Reason> {
+        let workload = workload::without_defaults(changed).map_err(|error| reason(&error))?;
         let prepare = |kernel: Kernel| BuiltKernel {
             prepared: Prepared::of(&kernel),
             kernel,
         };
-        let plans = lower_with(&workload.layer, |lowerer| {
-            let of_architecture = |&architecture: &Architecture| {
-                let plans = workload.plans.iter();
-                let kernels = plans.map(|plan| lower_for(architecture, lowerer, plan));
-                let prepared = kernels.map(|kernels| kernels.into_iter().map(prepare).collect());
-                (architecture, prepared.collect())
-            };
-            architectures.iter().map(of_architecture).collect()
-        })
-        .map_err(|error| format!("cannot build the graph: {error}"))?;
+        let kernels = lower_plans(&workload.layer, architectures, &workload.plans)
+            .map_err(|error| format!("cannot build the graph: {error}"))?;
+        let plans = architectures
+            .iter()
+            .zip(kernels)
+            .map(|(&architecture, plans)| {
+                let prepared = |kernels: Vec<Kernel>| kernels.into_iter().map(prepare).collect();
+                (architecture, plans.into_iter().map(prepared).collect())
+            })
+            .collect();
         let layer = workload.layer;
         Ok(Built {
             state_bytes: layer.batch as u64 * layer.state_bytes(),
             layer,
-            document,
+            document: Arc::clone(document),
             plans,
         })
     }
@@ -128,7 +136,7 @@ impl Built {
         check_formats(&self.layer, chip, &self.document).map_err(|error| reason(&error))?;
         let mut stages: Vec<(String, f64)> = Vec::new();
         for BuiltKernel { kernel, prepared } in &self.on(chip.architecture)?[plan] {
-            let us = Timer::default().time(kernel, prepared, chip, 0).total_us;
+            let us = kernel.share * Timer::default().time(kernel, prepared, chip, 0).total_us;
             // Kernels of a row stand together.
             match stages.last_mut() {
                 Some((label, sum)) if *label == kernel.label => *sum += us,
@@ -154,7 +162,9 @@ const STEP_TIME: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub struct Sweep {
     grid: Grid,
-    document: Document,
+    document: Arc<Document>,
+    /// Whether the values of the fields can take each other's place in one file: no field lies in another one.
+    in_place: bool,
     /// The file of the workload with its sizes of the numeric check.
     executed: Document,
     chips: Vec<SweptChip>,
@@ -179,6 +189,7 @@ impl Sweep {
             document.set("numeric.tokens=1")?;
         }
         document.set("numeric.key_heads=1")?;
+        document.set("inferred=[]")?;
         for axis in space.workload_axes() {
             let refused = axis.changes().par_iter().find_map_first(|changes| {
                 let changed = document.with(changes);
@@ -189,7 +200,16 @@ impl Sweep {
             }
         }
         let chips = swept(request.chips, space.hardware_axes())?;
+        let axes = space.workload_axes();
+        let within = |a: &Axis, b: &Axis| {
+            let rest = a.field().strip_prefix(b.field());
+            rest.is_some_and(|rest| rest.starts_with('.'))
+        };
+        let in_place = !axes
+            .iter()
+            .any(|a| a.is_steps() || axes.iter().any(|b| within(a, b)));
         Ok(Sweep {
+            in_place,
             grid: Grid {
                 name: workload.name.clone(),
                 layer: workload.layer.describe(),
@@ -202,7 +222,7 @@ impl Sweep {
                 .filter(|&architecture| chips.iter().any(|chip| chip.has(architecture)))
                 .collect(),
             chips,
-            document,
+            document: Arc::new(document),
             executed,
         })
     }
@@ -230,11 +250,11 @@ impl Sweep {
 
     /// The layer after `changes` to its file, as kernels.
     pub(super) fn build_with(&self, changes: &[String]) -> Result<Built, Reason> {
-        let mut document = self.document.clone();
+        let mut document = Document::clone(&self.document);
         for change in changes {
             document.set(change).map_err(|error| reason(&error))?;
         }
-        Built::new(document, &self.architectures)
+        Built::new(&document, &self.document, &self.architectures)
     }
 
     /// The rows of `points`, by point, chip and plan.
@@ -290,10 +310,11 @@ impl Sweep {
         if per_layer < SHARED_FROM {
             return pieces
                 .into_par_iter()
-                .flat_map_iter(|(layer, hardware)| {
-                    let built = self.build(layer);
-                    self.piece(layer, &built, hardware)
+                .map_init(Workspace::default, |space, (layer, hardware)| {
+                    let built = self.build(layer, space);
+                    self.piece(layer, &built, hardware, space)
                 })
+                .flatten_iter()
                 .collect();
         }
         let builds: BTreeMap<u64, OnceLock<Build>> = pieces
@@ -305,10 +326,16 @@ impl Sweep {
             .collect();
         let rows = pieces
             .into_par_iter()
-            .flat_map_iter(|(layer, hardware)| match builds.get(&layer) {
-                Some(lock) => self.piece(layer, lock.get_or_init(|| self.build(layer)), hardware),
-                None => Vec::new(),
+            .map_init(Workspace::default, |space, (layer, hardware)| {
+                match builds.get(&layer) {
+                    Some(lock) => {
+                        let built = lock.get_or_init(|| self.build(layer, &mut Workspace::default()));
+                        self.piece(layer, built, hardware, space)
+                    }
+                    None => Vec::new(),
+                }
             })
+            .flatten_iter()
             .collect();
         *last = builds
             .into_iter()
@@ -318,19 +345,22 @@ impl Sweep {
     }
 
     /// The layer of a combination of the fields of the workload.
-    fn build(&self, layer: u64) -> Build {
+    fn build(&self, layer: u64, space: &mut Workspace) -> Build {
         let axes = self.grid.space.workload_axes();
-        let mut document = self.document.clone();
+        let document = match &mut space.document {
+            Some(document) if self.in_place => document,
+            other => other.insert(Document::clone(&self.document)),
+        };
         for (axis, i) in axes.iter().zip(digits(axes, layer)) {
             for change in &axis.changes()[i] {
-                document.assign(change).map_err(|error| reason(&error))?;
+                document.put(change).map_err(|error| reason(&error))?;
             }
         }
-        Built::new(document, &self.architectures).map(Arc::new)
+        Built::new(document, &self.document, &self.architectures).map(Arc::new)
     }
 
     /// The rows of one layer on some combinations of the hardware.
-    fn piece(&self, layer: u64, built: &Build, hardware: Range<u64>) -> Vec<Row> {
+    fn piece(&self, layer: u64, built: &Build, hardware: Range<u64>, space: &mut Workspace) -> Vec<Row> {
         let first = layer * self.grid.space.hardware_points();
         let (chips, plans) = (self.chips.len(), self.grid.plans.len());
         let count = (hardware.end - hardware.start) as usize;
@@ -351,9 +381,14 @@ impl Sweep {
         let per_chip: Vec<Vec<Result<Timing, Reason>>> = self
             .chips
             .iter()
-            .map(|chip| {
+            .enumerate()
+            .map(|(number, chip)| {
                 let mut cursor = chip.cursor();
-                let mut timers = PlanTimers { of: None };
+                let mut timers = PlanTimers {
+                    chip: number,
+                    of: None,
+                    space: &mut *space,
+                };
                 let mut outcomes = Vec::with_capacity(count * plans);
                 for index in hardware.clone() {
                     match cursor.at(index) {
@@ -361,6 +396,7 @@ impl Sweep {
                         Err(reason) => outcomes.extend((0..plans).map(|_| Err(reason.clone()))),
                     }
                 }
+                timers.give_back();
                 outcomes
             })
             .collect();
@@ -378,13 +414,74 @@ impl Sweep {
 /// A timer of a kernel on a chip, with the residuals of its interval.
 type KernelTimer = (Timer, Evidences<'static>);
 
-/// A timer for every kernel of every plan on one chip.
-struct PlanTimers {
-    /// Those of an architecture, which a sweep may vary.
-    of: Option<(Architecture, Vec<Vec<KernelTimer>>)>,
+/// What a thread uses again from one point to the next.
+#[derive(Default)]
+struct Workspace {
+    /// The file of the workload at the last point.
+    document: Option<Document>,
+    /// Timers whose kernels are done.
+    timers: Vec<Timer>,
+    /// Residuals by chip, architecture and operation.
+    evidences: Vec<((usize, Architecture, &'static str), Evidences<'static>)>,
 }
 
-impl PlanTimers {
+impl Workspace {
+    /// The residuals of the interval of a kernel on the chip of that number.
+    fn evidences(
+        &mut self,
+        kernel: &Kernel,
+        layer: &Layer,
+        number: usize,
+        chip: &Chip,
+    ) -> Evidences<'static> {
+        let key = (number, chip.architecture, operation(kernel, layer));
+        if let Some((_, found)) = self.evidences.iter().find(|(of, _)| *of == key) {
+            return *found;
+        }
+        let family = predict::family(key.2, chip.architecture);
+        let found = hardware::shipped_calibration().evidences(&family, chip);
+        self.evidences.push((key, found));
+        found
+    }
+}
+
+/// A timer for every kernel of every plan on one chip.
+struct PlanTimers<'s> {
+    /// Number of the chip.
+    chip: usize,
+    /// Those of an architecture, which a sweep may vary.
+    of: Option<(Architecture, Vec<Vec<KernelTimer>>)>,
+    space: &'s mut Workspace,
+}
+
+impl PlanTimers<'_> {
+    /// Hands the timers over to other kernels.
+    fn give_back(&mut self) {
+        let timers = self
+            .of
+            .take()
+            .into_iter()
+            .flat_map(|(_, timers)| timers)
+            .flatten();
+        self.space.timers.extend(timers.map(|(timer, _)| timer));
+    }
+
+    /// A timer for every kernel.
+    fn fill(&mut self, built: &Built, plans: &BuiltPlans, chip: &Chip) {
+        self.give_back();
+        let space = &mut *self.space;
+        let number = self.chip;
+        let mut timer = |of: &BuiltKernel| {
+            let timer = space.timers.pop().map(Timer::for_another_kernel);
+            let evidences = space.evidences(&of.kernel, &built.layer, number, chip);
+            (timer.unwrap_or_default(), evidences)
+        };
+        let timers = plans
+            .iter()
+            .map(|kernels| kernels.iter().map(&mut timer).collect());
+        self.of = Some((chip.architecture, timers.collect()));
+    }
+
     /// Appends the outcome of every plan on `chip`.
     fn time(&mut self, built: &Built, chip: &Chip, core: u64, outcomes: &mut Vec<Result<Timing, Reason>>) {
         let plans = check_formats(&built.layer, chip, &built.document)
@@ -398,12 +495,13 @@ impl PlanTimers {
                 return;
             }
         };
-        let timers = match &mut self.of {
-            Some((architecture, timers)) if *architecture == chip.architecture => timers,
-            of => &mut of.insert((chip.architecture, timers(built, plans, chip))).1,
-        };
+        let known = self.of.as_ref().map(|(architecture, _)| *architecture);
+        if known != Some(chip.architecture) {
+            self.fill(built, plans, chip);
+        }
+        let timers = self.of.as_mut().map(|(_, timers)| timers);
         let peaks = PeakRates::of(chip);
-        for (kernels, timers) in plans.iter().zip(timers) {
+        for (kernels, timers) in plans.iter().zip(timers.into_iter().flatten()) {
             let mut sum = Sum::default();
             let mut outcome = Ok(());
             let mut label = "";
@@ -422,18 +520,6 @@ impl PlanTimers {
             outcomes.push(outcome.map(|()| sum.timing(built.state_bytes)));
         }
     }
-}
-
-fn timers(built: &Built, plans: &BuiltPlans, chip: &Chip) -> Vec<Vec<KernelTimer>> {
-    let calibration = hardware::shipped_calibration();
-    let timer = |of: &BuiltKernel| {
-        let family = family(&of.kernel, &built.layer, chip);
-        (Timer::default(), calibration.evidences(&family, chip))
-    };
-    plans
-        .iter()
-        .map(|kernels| kernels.iter().map(timer).collect())
-        .collect()
 }
 
 /// Sums over the kernels of a plan.
@@ -456,16 +542,17 @@ struct Sum {
 impl Sum {
     fn add(&mut self, kernel: &Kernel, time: &KernelFigures, interval: Option<Interval>) {
         let ends = interval.map_or([0.0; 2], |interval| [interval.low_us, interval.high_us]);
+        let share = kernel.share;
         self.unknown |= interval.is_none();
         for (sum, us) in self.row.iter_mut().zip([time.total_us, ends[0], ends[1]]) {
-            *sum += us;
+            *sum += share * us;
         }
-        self.by_bound[time.bound as usize] += time.total_us;
-        self.mxu_us += time.mxu_us;
-        self.vpu_us += time.vpu_us;
-        self.hbm_us += time.hbm_us;
-        self.hbm_bytes += time.hbm_bytes;
-        self.flops += kernel.work.matrix_flops.total();
+        self.by_bound[time.bound as usize] += share * time.total_us;
+        self.mxu_us += share * time.mxu_us;
+        self.vpu_us += share * time.vpu_us;
+        self.hbm_us += share * time.hbm_us;
+        self.hbm_bytes += (share * time.hbm_bytes as f64).round() as u64;
+        self.flops += (share * kernel.work.matrix_flops.total() as f64).round() as u64;
     }
 
     fn end_row(&mut self) {
