@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::dtype::Dtype;
 use crate::graph::{Precision, RowRun, Visibility};
 use crate::mechanisms::Mechanism;
+use crate::tree::Tree;
 
 /// How the two chunk Gram matrices are built (docs/model.md, "Gram variants").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
@@ -187,6 +188,20 @@ pub enum Pass {
     Forward,
     /// One token of every sequence, state and convolution state in HBM.
     Decode,
+    /// A tree of speculated tokens of every sequence, state and convolution state in HBM; they are moved on along the accepted path.
+    Verify,
+}
+
+impl Pass {
+    /// The name used in YAML.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Pass::Forward => "forward",
+            Pass::Decode => "decode",
+            Pass::Verify => "verify",
+        }
+    }
 }
 
 /// Which state the output of a decode step is read from.
@@ -341,6 +356,8 @@ pub struct Layer {
     pub padded_rows: Option<usize>,
     /// Tokens of a sequence before the decoded one, in mechanisms to which positions matter; 0 elsewhere.
     pub context: usize,
+    /// Tokens that a verification speculates on, the same tree for every sequence; absent in other passes.
+    pub tree: Option<Tree>,
     /// Width of the residual stream.
     pub model_width: usize,
     /// Key (and query) heads.
@@ -687,6 +704,24 @@ impl Layer {
                 self.state.name(),
             );
         }
+        if let Some(tree) = &self.tree {
+            return format!(
+                "{} verification of {} tokens, up to {} deep, for {} sequences, d={} key heads {}x{} value heads {}x{}{tiles}, {} activations, {} state, {} Gram, {} inverse",
+                self.mechanism.name,
+                tree.nodes(),
+                tree.depth(),
+                self.batch,
+                self.model_width,
+                self.key_heads,
+                self.key_dim,
+                self.value_heads,
+                self.value_dim,
+                self.activations,
+                self.state.name(),
+                self.gram.name(),
+                self.inverse.name(),
+            );
+        }
         let packed = match self.sequences.len() {
             0 => String::new(),
             n => format!(" in {n} packed sequences of {} rows,", self.padded_tokens()),
@@ -729,7 +764,7 @@ impl Layer {
             self.model_width, self.value_heads, self.key_heads, self.key_dim, self.value_dim,
         );
         let mut parts = match self.pass {
-            Pass::Forward => {
+            Pass::Forward | Pass::Verify => {
                 let packed = match self.sequences.len() {
                     0 => String::new(),
                     n => format!(" in {n} packed sequences of {} rows,", self.padded_tokens()),

@@ -19,5 +19,6 @@ pub mod report;
 pub mod schema;
 pub mod study;
 pub mod timing;
+pub mod tree;
 pub mod units;
 pub mod workload;

@@ -12,6 +12,7 @@ use tpusim::numerics::{Arithmetic, Tensor, execute, relative_error, seeded_input
 use tpusim::report::result::{Bound, PlanResult};
 use tpusim::study::decode::{run_steps, seeded_tokens};
 use tpusim::study::run::plan_times;
+use tpusim::study::state_formats::{StateFormatRequest, state_formats};
 use tpusim::study::{Extent, check};
 use tpusim::timing::time_kernel;
 use tpusim::workload::{self, Workload};
@@ -23,7 +24,7 @@ const ROUNDING: f64 = 1e-9;
 const EXACT: f64 = 1e-10;
 const SHIPPED: [&str; 3] = ["kda_decode", "gdn_decode", "sla_r4_decode"];
 /// Mechanisms whose step is not that of the plain delta rule, with fields of theirs.
-const OTHERS: [(&str, &[&str]); 22] = [
+const OTHERS: [(&str, &[&str]); 24] = [
     ("retnet_decode", &[]),
     ("rwkv6_decode", &[]),
     ("rwkv7_decode", &[]),
@@ -49,6 +50,8 @@ const OTHERS: [(&str, &[&str]); 22] = [
     ("kaczmarz_decode", &["layer.read=undecayed"]),
     ("q_delta_decode", &[]),
     ("gdn_grouped_decode", &[]),
+    ("spd_sla_w_decode", &[]),
+    ("spd_sla_w_decode", &["layer.whitening=none"]),
 ];
 
 fn load(name: &str, fields: &[&str]) -> Workload {
@@ -672,7 +675,7 @@ fn every_recurrent_mechanism_has_a_decode_workload_on_every_kind_of_chip() {
 fn parts_of_a_token_are_all_that_crosses_hbm() {
     for name in workload::shipped() {
         let workload = load(name, &[]);
-        if workload.layer.pass != Pass::Decode {
+        if workload.layer.pass == Pass::Forward {
             assert!(
                 plans(&workload, "tpu-v7x")
                     .iter()
@@ -694,7 +697,10 @@ fn parts_of_a_token_are_all_that_crosses_hbm() {
                 assert!(
                     (token.time_us * token.tokens as f64 - plan.total_us).abs() <= ROUNDING * plan.total_us
                 );
-                assert_eq!(token.tokens, workload.layer.batch as u64);
+                assert_eq!(
+                    token.tokens,
+                    (workload.layer.batch * workload.layer.tokens) as u64
+                );
                 assert!(token.written_bytes.weights <= 0.0, "{name} writes weights");
             }
         }
@@ -755,10 +761,93 @@ fn only_caches_grow_with_the_context() {
         let bytes = |plan: &PlanResult| plan.token.expect("a decode step").read_bytes;
         for (context, attention) in [(1024.0, &short[1]), (131_072.0, &long[1])] {
             let found = bytes(attention).cache;
-            let cache = 2.0 * 8.0 * 128.0 * 2.0 * context;
+            // Keys and values of the tokens before, and the key that the token itself has just appended.
+            let cache = 2.0 * 8.0 * 128.0 * 2.0 * context + 8.0 * 128.0 * 2.0;
             assert!((found - cache).abs() <= ROUNDING * cache, "{found} {cache}");
             assert!(bytes(attention).state <= 0.0);
         }
         assert!(bytes(&kda).cache <= 0.0 && bytes(&kda).state >= 32.0 * 4.0 * 128.0 * 128.0);
+    }
+}
+
+#[test]
+fn bits_are_worth_most_where_memory_is_long() {
+    let chips: Vec<_> = ["tpu-v6e", "h200-sxm"]
+        .iter()
+        .map(|name| hardware::load_with::<&str>(name, &[]).expect("a chip"))
+        .collect();
+    let overrides = ["layer.key_dim=32", "layer.value_dim=16"].map(str::to_owned);
+    let table = state_formats(&StateFormatRequest {
+        workload: "gdn_decode",
+        overrides: &overrides,
+        chips: &chips,
+        plan: "fused",
+        tokens: 64,
+        heads: 4,
+        seed: 7,
+    })
+    .expect("runs");
+    assert_eq!(table.spans, [16, 64]);
+    let row = |long: &str, short: &str| {
+        let found = table
+            .rows
+            .iter()
+            .find(|row| (row.long_memory, row.short_memory) == (long, short));
+        found.unwrap_or_else(|| panic!("no row {long} {short}"))
+    };
+    let last = |long: &str, short: &str| *row(long, short).errors.last().expect("a span");
+    // Of 32 heads of 32 x 16; FP8 has a scale of four bytes per row.
+    let (f32, bf16, fp8) = (4 * 32 * 16, 2 * 32 * 16, 32 * 16 + 4 * 32);
+    for (long, short, bytes) in [
+        ("f32", "f32", 32 * f32),
+        ("bf16", "bf16", 32 * bf16),
+        ("row_fp8", "row_fp8", 32 * fp8),
+        ("f32", "row_fp8", 16 * (f32 + fp8)),
+        ("bf16", "row_fp8", 16 * (bf16 + fp8)),
+    ] {
+        assert_eq!(row(long, short).state_bytes, bytes, "{long} {short}");
+        assert_eq!(row(long, short).times.len(), 2);
+    }
+    // The state alone is rounded: f32 leaves rounding of 24 bits, bf16 of 8, FP8 E4M3 of 4, each of them a few times over.
+    let digits = |bits: i32| 2_f64.powi(-bits);
+    for (format, bits) in [("f32", 24), ("bf16", 8), ("row_fp8", 4)] {
+        let error = last(format, format);
+        assert!(
+            error > 0.1 * digits(bits) && error < 10.0 * digits(bits),
+            "{format}: {error:e}"
+        );
+    }
+    for (fine, coarse) in [("f32", "bf16"), ("f32", "row_fp8"), ("bf16", "row_fp8")] {
+        assert!(last(fine, fine) < last(fine, coarse), "{fine} {coarse}");
+        assert!(last(fine, coarse) < last(coarse, fine), "{fine} {coarse}");
+        assert!(last(coarse, fine) < last(coarse, coarse), "{fine} {coarse}");
+    }
+    let heads = &table.head_errors;
+    assert!(
+        heads
+            .windows(2)
+            .all(|pair| pair[0].memory_tokens <= pair[1].memory_tokens)
+    );
+    let (short, long) = (&heads[0], &heads[heads.len() - 1]);
+    assert!(
+        short.bf16 < long.bf16 && short.row_fp8 < long.row_fp8,
+        "{heads:?}"
+    );
+    for (name, fields, message) in [
+        ("gdn", &[][..], "is no decode step"),
+        ("softmax_gqa_decode", &[], "is no decode step"),
+        ("mesanet_decode", &[], "is no decode step"),
+    ] {
+        let request = StateFormatRequest {
+            workload: name,
+            overrides: fields,
+            chips: &chips,
+            plan: "fused",
+            tokens: 4,
+            heads: 1,
+            seed: 7,
+        };
+        let text = state_formats(&request).expect_err("does not fit").to_string();
+        assert!(text.contains(message), "{name}: {text}");
     }
 }

@@ -17,6 +17,7 @@ mod roofline;
 mod run;
 mod schema;
 mod stack;
+mod state_formats;
 mod validate;
 mod whatif;
 mod whitening;
@@ -155,6 +156,8 @@ enum Command {
     List,
     /// Second-order solvers side by side: work, definiteness, error, time of the layer
     Whitening(whitening::WhiteningArgs),
+    /// Formats of the stored state of a decode step: bytes, time, growth of errors
+    StateFormats(state_formats::StateFormatsArgs),
     /// JSON schema of a kind of YAML file, for editors that complete and check
     Schema(schema::SchemaArgs),
     /// Write a commented workload to start from
@@ -243,6 +246,7 @@ impl Cli {
             Command::Hw(HwCommand::Check { file }) => hw::check(&mut out, file.as_deref(), format),
             Command::Hw(HwCommand::Init { file }) => hw::init(&mut out, file),
             Command::Whitening(args) => whitening::execute(&mut out, args, &self.global),
+            Command::StateFormats(args) => state_formats::execute(&mut out, args, &self.global),
             Command::Schema(args) => schema::execute(&mut out, args, &self.global),
             Command::List => list::execute(&mut out, format),
             Command::Init(args) => init::execute(&mut out, args),

@@ -41,6 +41,9 @@ pub enum Stage {
     /// Output projection.
     #[serde(rename = "op7c")]
     OutputProjection,
+    /// State moved on along the accepted path of a tree of speculated tokens.
+    #[serde(rename = "commit")]
+    Commit,
     /// Residual addition and RMS norm between the parts of a block of a model.
     #[serde(rename = "norm")]
     BlockNorm,
@@ -75,7 +78,7 @@ pub enum Stage {
 
 impl Stage {
     /// Every stage, in order of execution.
-    pub const ALL: [Stage; 22] = [
+    pub const ALL: [Stage; 23] = [
         Stage::Projections,
         Stage::Convolution,
         Stage::Whitening,
@@ -88,6 +91,7 @@ impl Stage {
         Stage::Attention,
         Stage::OutputNorm,
         Stage::OutputProjection,
+        Stage::Commit,
         Stage::BlockNorm,
         Stage::Router,
         Stage::ExpertsUp,
@@ -116,6 +120,7 @@ impl Stage {
             Stage::Attention => "attention",
             Stage::OutputNorm => "op7b",
             Stage::OutputProjection => "op7c",
+            Stage::Commit => "commit",
             Stage::BlockNorm => "norm",
             Stage::Router => "router",
             Stage::ExpertsUp => "experts-up",
@@ -145,6 +150,7 @@ impl Stage {
             Stage::Attention => "softmax attention",
             Stage::OutputNorm => "output norm and gate",
             Stage::OutputProjection => "output projection",
+            Stage::Commit => "state commit of the accepted path",
             Stage::BlockNorm => "residual and norm",
             Stage::Router => "router",
             Stage::ExpertsUp => "first products of the experts",

@@ -102,6 +102,7 @@ impl<'a> Lowerer<'a> {
                 Stage::Output,
                 Stage::Attention,
                 Stage::Whitening,
+                Stage::Commit,
             ];
             let whole = in_core.into_iter().any(|stage| group.holds(stage));
             let heads = whole.then(|| heads(index.graph, &members)).flatten();

@@ -82,6 +82,8 @@ impl Plan {
     pub const SPLIT: &'static str = "split";
     /// Names of the plans of a decode step.
     pub const DECODE_NAMES: [&'static str; 3] = ["unfused", "fused", Plan::SPLIT];
+    /// Names of the plans of the verification of a tree.
+    pub const VERIFY_NAMES: [&'static str; 2] = ["unfused", "fused"];
     /// Columns of a value tile of split replay: four programs per state of 128 columns, the fastest split of the Triton kernels in tools/gpu/deltalog.
     pub const SPLIT_VALUE_TILE: u64 = 32;
     /// Columns of a value tile of the state scan of flash-linear-attention (its kernels are called `blockdim64`).
@@ -186,15 +188,15 @@ impl Plan {
         })
     }
 
-    /// A plan of a decode step by name.
+    /// A plan of the verification of a tree by name.
     ///
-    /// `unfused`: a launch per stage. `fused`: ops 2 to 7a in one launch, so that the state crosses HBM once in each direction. Softmax
-    /// attention is a launch of its own in both. `split`, of steps with a log: ops 2 to 4 in one launch, which computes the coefficients of the log once per state
-    /// and appends what all value columns share, then the replay in tiles of value columns.
+    /// `unfused`: a launch per row of the stage table. `fused`: ops 2 to 7a in one launch. The accepted path is known only after the tokens were
+    /// sampled, so the commit is a launch of its own in both.
     #[must_use]
-    pub fn decode(name: &str) -> Option<Plan> {
+    pub fn verify(name: &str) -> Option<Plan> {
         use Stage::{
-            Attention, Convolution, Gates, Gram, Output, OutputNorm, OutputProjection, Projections, StateScan,
+            Commit, Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan,
+            WyFactors,
         };
         let span = |first, last, named| Group {
             first,
@@ -208,6 +210,50 @@ impl Plan {
             "unfused" => vec![
                 span(Projections, Projections, None),
                 span(Convolution, Convolution, None),
+                span(Gates, WyFactors, None),
+                span(StateScan, StateScan, Some("predictions from the state")),
+                span(Output, Output, None),
+                span(OutputNorm, OutputProjection, None),
+                span(Commit, Commit, None),
+            ],
+            "fused" => vec![
+                span(Projections, Projections, None),
+                span(Convolution, Output, Some("convolution to output of a tree")),
+                span(OutputNorm, OutputProjection, None),
+                span(Commit, Commit, None),
+            ],
+            _ => return None,
+        };
+        Some(Plan {
+            name: name.to_owned(),
+            groups,
+        })
+    }
+
+    /// A plan of a decode step by name.
+    ///
+    /// `unfused`: a launch per stage. `fused`: ops 2 to 7a in one launch, so that the state crosses HBM once in each direction. Softmax
+    /// attention is a launch of its own in both. `split`, of steps with a log: ops 2 to 4 in one launch, which computes the coefficients of the log once per state
+    /// and appends what all value columns share, then the replay in tiles of value columns.
+    #[must_use]
+    pub fn decode(name: &str) -> Option<Plan> {
+        use Stage::{
+            Attention, Convolution, Gates, Gram, Output, OutputNorm, OutputProjection, Projections,
+            StateScan, Whitening,
+        };
+        let span = |first, last, named| Group {
+            first,
+            last,
+            also: None,
+            program: None,
+            named,
+            value_tile: None,
+        };
+        let groups = match name {
+            "unfused" => vec![
+                span(Projections, Projections, None),
+                span(Convolution, Convolution, None),
+                span(Whitening, Whitening, None),
                 span(Gates, Gates, Some("decay and step-size gates")),
                 span(Gram, Gram, Some("coefficients of the log")),
                 span(StateScan, StateScan, Some("state update")),

@@ -17,7 +17,7 @@ use super::decode::{self, Beside, TokenDecay, TokenInputs};
 use super::gram::{self, Decays, GramOperands, expand};
 use super::layer::Qkv;
 use super::state::{decode_state, encode_state, initial_carry, state_operand};
-use super::{Core, DeltaRuleInputs, GramExponent, Recurrence, append_inverse};
+use super::{Core, DeltaRuleInputs, GramExponent, Recurrence, append_inverse, tree};
 use crate::dtype::Dtype;
 use crate::graph::{Builder, Precision, Stage, Value};
 use crate::layer::{DecayGate, Layer, Pass, ReadConvention};
@@ -57,6 +57,9 @@ pub fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
         };
         return decode::append(b, layer, token, Recurrence::DeltaRule(inputs));
     }
+    if let Some(tree) = &layer.tree {
+        return tree::append(b, layer, tree, inputs);
+    }
     let c = layer.chunk;
     let act = layer.activations;
 
@@ -79,16 +82,7 @@ pub fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
     let t = append_inverse(b, layer.inverse, layer.inverse_precision, layer.neumann_steps, a);
 
     b.stage(Stage::WyFactors);
-    let t = b.cast("T_operand", t, act);
-    let y = stepped(b, "Y", inputs.value, inputs.step);
-    let y = b.cast("Y_operand", y, act);
-    let r = stepped(b, "R", inputs.read_key, inputs.step);
-    let r = decayed(b, "R", r, "e^Gr", decays.map(|d| d.read_cumulative));
-    let r = b.cast("R_operand", r, act);
-    let u0 = b.matmul("U0", t, y, Precision::Default);
-    let u0 = b.cast("U0_rounded", u0, act);
-    let w = b.matmul("W", t, r, Precision::Default);
-    let w = b.cast("W_rounded", w, act);
+    let (u0, w) = wy_factors(b, act, &inputs, decays, t);
 
     b.stage(Stage::StateScan);
     let last = cumulative.map(|g| b.slice("G_C", g, 4, c - 1, 1));
@@ -168,6 +162,27 @@ pub fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
     }
 }
 
+/// `U0 = T Y` and `W = T (R . e^Gr)`, rounded to `act`.
+pub(super) fn wy_factors(
+    b: &mut Builder,
+    act: Dtype,
+    inputs: &DeltaRuleInputs,
+    decays: Option<Decays>,
+    t: Value,
+) -> (Value, Value) {
+    let t = b.cast("T_operand", t, act);
+    let y = stepped(b, "Y", inputs.value, inputs.step);
+    let y = b.cast("Y_operand", y, act);
+    let r = stepped(b, "R", inputs.read_key, inputs.step);
+    let r = decayed(b, "R", r, "e^Gr", decays.map(|d| d.read_cumulative));
+    let r = b.cast("R_operand", r, act);
+    let u0 = b.matmul("U0", t, y, Precision::Default);
+    let u0 = b.cast("U0_rounded", u0, act);
+    let w = b.matmul("W", t, r, Precision::Default);
+    let w = b.cast("W_rounded", w, act);
+    (u0, w)
+}
+
 /// `G`, `Gr` and `G` at the queries, which stand at the last of the keys they share a token with.
 fn cumulate(b: &mut Builder, inputs: DeltaRuleInputs, log_decay: Value) -> Decays {
     let cumulative = b.cumulative_sum("G", log_decay, 4);
@@ -202,7 +217,13 @@ fn stepped(b: &mut Builder, name: &str, value: Value, step: Option<Value>) -> Va
 }
 
 /// `value . e^exponent` in f32, `factor` being the name of the exponential; as it is where nothing decays.
-fn decayed(b: &mut Builder, name: &str, value: Value, factor: &str, exponent: Option<Value>) -> Value {
+pub(super) fn decayed(
+    b: &mut Builder,
+    name: &str,
+    value: Value,
+    factor: &str,
+    exponent: Option<Value>,
+) -> Value {
     let Some(exponent) = exponent else { return value };
     let channels = b.shape(value).from_end(0);
     let decay = b.exp(factor, exponent);

@@ -63,6 +63,7 @@ pub(super) fn append(
         rows: &rows,
         columns: &columns,
         cumulative: g,
+        bound: None,
     };
     let grams = gram::all(b, layer.gram, layer.pivot, act, operands);
     let p_qk = b.select("Pqk", Mask::Lower, grams[0], 0.0);

@@ -268,6 +268,7 @@ fn weights(b: &mut Builder, layer: &Layer, inputs: GatedOuterInputs, decays: &De
                 operand: key,
             }],
             cumulative: columns,
+            bound: None,
         };
         let p = gram::all(b, layer.gram, layer.pivot, layer.activations, operands)[0];
         return match inputs.bonus {

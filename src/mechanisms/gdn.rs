@@ -21,6 +21,7 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
         fields::PACKED,
         fields::DECODE,
         fields::DELTA_LOG,
+        fields::VERIFY,
         fields::GRAM,
         fields::DECAY,
         fields::DELTA,

@@ -11,7 +11,7 @@
 
 use super::GramExponent;
 use crate::dtype::Dtype;
-use crate::graph::{Builder, Mask, Precision, ReduceFunction, Value};
+use crate::graph::{Builder, Function, Mask, Precision, ReduceFunction, Value};
 use crate::layer::{GramVariant, Layer, PivotRow};
 
 /// Rows of a pivot block.
@@ -79,6 +79,7 @@ pub(super) fn append(
                 rows: &rows,
                 columns: &columns,
                 cumulative: decays.cumulative,
+                bound: None,
             };
             let grams = all(b, variant, pivot, operand_dtype, operands);
             (grams[0], grams[1])
@@ -137,6 +138,8 @@ pub(super) struct Operands<'a> {
     pub(super) columns: &'a [Columns],
     /// Inclusive cumulative log decay `[B, Hk, R, N, C, g]`, f32: that of the columns.
     pub(super) cumulative: Value,
+    /// Largest exponent of every pair of a row and a column `[C, C]`, f32, where a row sees others than the columns up to its own: 0 for those, far below zero elsewhere.
+    pub(super) bound: Option<Value>,
 }
 
 /// The Gram of every row operand with every column operand, rows outermost, each `[B, Hk, R, N, C, C]` in f32.
@@ -208,17 +211,32 @@ fn column_names(ops: Operands) -> String {
 
 /// `exp(rows_i - columns_j)` where row `i` may see column `j`, 0 elsewhere, from `[.., C, 1]` columns.
 pub(super) fn decay_mask(b: &mut Builder, name: &str, rows: Value, columns: Value) -> Value {
+    bounded_decay_mask(b, name, rows, columns, None)
+}
+
+/// [`decay_mask`] where `bound [C, C]`, if given, says which columns a row may see.
+fn bounded_decay_mask(
+    b: &mut Builder,
+    name: &str,
+    rows: Value,
+    columns: Value,
+    bound: Option<Value>,
+) -> Value {
     let columns = b.transpose_minor(&format!("{name}_columns"), columns);
     let difference = b.subtract(&format!("{name}_difference"), rows, columns);
-    let causal = causal(b, &format!("{name}_causal"), difference, f64::NEG_INFINITY);
-    b.exp(name, causal)
+    let kept = match bound {
+        Some(bound) => b.zip(&format!("{name}_bounded"), Function::Minimum, difference, bound),
+        None => causal(b, &format!("{name}_causal"), difference, f64::NEG_INFINITY),
+    };
+    b.exp(name, kept)
 }
 
 /// One product per Gram and one `C x C` mask; the raw products are shared by the value heads of a key head.
 fn scalar_mask(b: &mut Builder, dtype: Dtype, ops: Operands) -> Vec<Value> {
     // Row 0 of an exclusive sum is zero, its diagonal exceeds one; such Grams keep only j < i.
     let masks = per_decay(b, ops.rows, |b, row| {
-        decay_mask(b, &format!("M_{}", row.name), row.cumulative, ops.cumulative)
+        let name = format!("M_{}", row.name);
+        bounded_decay_mask(b, &name, row.cumulative, ops.cumulative, ops.bound)
     });
     let mut grams = Vec::new();
     for (row, mask) in ops.rows.iter().zip(masks) {
@@ -249,6 +267,11 @@ fn broadcast(b: &mut Builder, ops: Operands) -> Vec<Value> {
         .iter()
         .map(|column| pair(b, column.name, column.operand, false))
         .collect();
+    let bound = ops.bound.map(|bound| {
+        let mut dims = b.dims(bound);
+        dims.push(1);
+        b.reshape("bound_pairs", bound, dims)
+    });
     let weights = per_decay(b, ops.rows, |b, row| {
         let name = row.name;
         let rows = if row.cumulative == ops.cumulative {
@@ -258,13 +281,16 @@ fn broadcast(b: &mut Builder, ops: Operands) -> Vec<Value> {
         };
         let rows = pair(b, &format!("G_{name}_rows"), rows, true);
         let difference = b.subtract(&format!("{name}_difference"), rows, g_columns);
-        let causal = b.select(
-            &format!("{name}_causal"),
-            Mask::LowerPairs,
-            difference,
-            f64::NEG_INFINITY,
-        );
-        let decay = b.exp(&format!("{name}_decay"), causal);
+        let kept = match bound {
+            Some(bound) => b.zip(&format!("{name}_bounded"), Function::Minimum, difference, bound),
+            None => b.select(
+                &format!("{name}_causal"),
+                Mask::LowerPairs,
+                difference,
+                f64::NEG_INFINITY,
+            ),
+        };
+        let decay = b.exp(&format!("{name}_decay"), kept);
         let weigh = |x: &Value| b.multiply(&format!("{name}_weights"), *x, decay);
         columns.iter().map(weigh).collect::<Vec<Value>>()
     });
@@ -590,7 +616,7 @@ fn tile_masks(b: &mut Builder, dtype: Dtype, ops: Operands) -> Vec<Value> {
         } else {
             by_tile(b, &format!("G_{}", row.name), row.cumulative, 1)
         };
-        decay_mask(b, &format!("M_{}", row.name), rows, g)
+        bounded_decay_mask(b, &format!("M_{}", row.name), rows, g, ops.bound)
     });
     let columns: Vec<Value> = ops
         .columns

@@ -1,8 +1,10 @@
 //! What every linear-attention layer shares: projections, causal convolution with query/key norm, output norm and projection.
 
+use super::tree::runs;
 use crate::dtype::Dtype;
 use crate::graph::{Builder, Function, Init, Precision, Role, RowRun, Stage, Value};
 use crate::layer::{Layer, OutputGate, Pass};
+use crate::tree::Tree;
 
 /// Epsilon of the query/key L2 norm (flash-linear-attention and Tokamax use 1e-6).
 const L2_EPSILON: f64 = 1e-6;
@@ -142,6 +144,9 @@ pub(super) fn convolve(b: &mut Builder, layer: &Layer, qkv: Value) -> Value {
             std: (layer.conv_width as f64).sqrt().recip(),
         },
     );
+    if let Some(tree) = &layer.tree {
+        return convolve_tree(b, layer, tree, qkv, taps);
+    }
     let history = decode_history(b, layer, qkv);
     let qkv = b.cast("qkv_f32", qkv, Dtype::F32);
     let taps = b.cast("conv_taps_f32", taps, Dtype::F32);
@@ -187,19 +192,63 @@ pub(super) fn chunked(b: &mut Builder, layer: &Layer, [query, key, value]: [Valu
     Qkv { query, key, value }
 }
 
+/// The causal convolution over a tree of tokens: the rows before a token are those on its path, and before the tree the last ones of the sequence. The output `conv_state` holds those
+/// up to the accepted token.
+fn convolve_tree(b: &mut Builder, layer: &Layer, tree: &Tree, qkv: Value, taps: Value) -> Value {
+    let history = layer.conv_width - 1;
+    let window = if history == 0 {
+        qkv
+    } else {
+        let state = conv_state(b, layer);
+        b.concatenate("conv_window", &[state, qkv], 1)
+    };
+    // Row of the window that stands `steps` before a token; no step leads further back than the history.
+    let row = |node: usize, steps: usize| match tree.before(node, steps) {
+        Ok(node) => history + node,
+        Err(before) => history.saturating_sub(before),
+    };
+    if history > 0 {
+        b.stage(Stage::Commit);
+        let last = (0..history).rev().map(|steps| Some(row(tree.accepted(), steps)));
+        let next = b.gather_rows("conv_state_next", window, 1, &runs(last));
+        b.output(CONV_STATE, next);
+        b.stage(Stage::Convolution);
+    }
+    let window = b.cast("conv_window_f32", window, Dtype::F32);
+    let taps = b.cast("conv_taps_f32", taps, Dtype::F32);
+    let mut sum: Option<Value> = None;
+    for tap in 0..layer.conv_width {
+        let steps = history - tap;
+        let sources = (0..tree.nodes()).map(|node| Some(row(node, steps)));
+        let rows = b.gather_rows(&format!("conv_rows_{tap}"), window, 1, &runs(sources));
+        let weight = b.slice(&format!("conv_tap_{tap}"), taps, 0, tap, 1);
+        let term = b.multiply(&format!("conv_term_{tap}"), rows, weight);
+        sum = Some(match sum {
+            Some(sum) => b.add(&format!("conv_{tap}"), sum, term),
+            None => term,
+        });
+    }
+    sum.unwrap_or(window)
+}
+
+/// The input `conv_state [B, width - 1, E]`: the rows before the tokens of a step.
+fn conv_state(b: &mut Builder, layer: &Layer) -> Value {
+    b.input(
+        CONV_STATE,
+        [layer.batch, layer.conv_width - 1, layer.qkv_width()],
+        layer.activations,
+        Role::State,
+        Init::Normal { std: 1.0 },
+    )
+}
+
 /// The rows before a decoded token, `[B, width - 1, E]`: the input `conv_state`, moved on by the token into the output of that name.
 fn decode_history(b: &mut Builder, layer: &Layer, qkv: Value) -> Option<Value> {
     let rows = layer.conv_width - 1;
     if layer.pass != Pass::Decode || rows == 0 {
         return None;
     }
-    let history = b.input(
-        CONV_STATE,
-        [layer.batch, rows, layer.qkv_width()],
-        layer.activations,
-        Role::State,
-        Init::Normal { std: 1.0 },
-    );
+    let history = conv_state(b, layer);
     let window = b.concatenate("conv_window", &[history, qkv], 1);
     let next = b.slice("conv_state_next", window, 1, 1, rows);
     b.output(CONV_STATE, next);

@@ -51,7 +51,7 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
             // A sum of features is positive.
             let init = Init::Uniform { low: 0.5, high: 1.5 };
             let name = match layer.pass {
-                Pass::Forward => "z_0",
+                Pass::Forward | Pass::Verify => "z_0",
                 Pass::Decode => gated_outer::NORMALISER,
             };
             b.input(name, dims, Dtype::F32, Role::State, init)

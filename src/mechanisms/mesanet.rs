@@ -147,7 +147,7 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
         lambda,
     };
     let core = match layer.pass {
-        Pass::Forward => append_chunks(b, layer, inputs),
+        Pass::Forward | Pass::Verify => append_chunks(b, layer, inputs),
         Pass::Decode => append_token(b, layer, inputs),
     };
     output(b, layer, core.output, projected.output_gate, Function::Sigmoid);

@@ -63,7 +63,7 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
     let decoupled = b.cast("k_decoupled_rounded", decoupled, layer.activations);
     let decoupled = per_head(b, "k_decoupled_head", decoupled, 1, shared);
     let (core, values) = match layer.pass {
-        Pass::Forward => {
+        Pass::Forward | Pass::Verify => {
             let kv = b.matmul("kv", latent, w_up, Precision::Default);
             let kv = b.cast("kv_rounded", kv, layer.activations);
             let kv = per_head(b, "kv_heads", kv, heads, own + dv);

@@ -45,6 +45,7 @@ mod sla;
 mod softmax;
 mod spd_sla_w;
 mod state;
+mod tree;
 mod whitening;
 
 pub use delta_log::{LOG, MergeGraph, build_merge};
@@ -52,6 +53,7 @@ pub use gated_outer::NORMALISER_EPSILON;
 pub use inverse::append_inverse;
 pub use mesanet::{MesaOperator, append_mesa_solve};
 pub use registry::{Defaults, Mechanism, fields};
+pub use tree::gram_variants as tree_gram_variants;
 pub use whitening::{RIDGE, append_newton_schulz, append_polar, append_whitened, normalised};
 
 use crate::graph::{BuildError, Builder, Graph, Stage, Value};

@@ -68,7 +68,7 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
     let weight = core_layout(b, layer, "b_core", weight, heads, 1, 1);
 
     let accumulator = match layer.pass {
-        Pass::Forward => accumulate(b, layer, &qkv, forget, weight),
+        Pass::Forward | Pass::Verify => accumulate(b, layer, &qkv, forget, weight),
         Pass::Decode => accumulate_token(b, layer, &qkv, forget, weight),
     };
     let m = precondition(b, layer, accumulator);

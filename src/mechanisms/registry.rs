@@ -51,6 +51,8 @@ pub mod fields {
     pub const DELTA_LOG: &[&str] = &["log_interval", "log_keys", "log_updates", "log_merge"];
     /// Tokens before the decoded one: of mechanisms to which positions matter. They too build their graph for [`crate::layer::Pass::Decode`].
     pub const CONTEXT: &[&str] = &["context"];
+    /// A tree of speculated tokens; a mechanism that reads these builds its graph for [`crate::layer::Pass::Verify`] too.
+    pub const VERIFY: &[&str] = &["tree", "accepted"];
     /// Fields of the chunk form, without meaning for a decode step.
     pub const CHUNK_FORM: &[&str] = &[
         "gram",
@@ -62,6 +64,8 @@ pub mod fields {
         "padded_rows",
         "block_q",
         "causal",
+        "whitening_refresh",
+        "whitening_precision",
     ];
     /// Softmax attention of every kind.
     pub const ATTENTION: &[&str] = &[
@@ -168,6 +172,12 @@ impl Mechanism {
     pub fn decodes(&self) -> bool {
         let steps = [fields::DECODE, fields::CONTEXT];
         steps.into_iter().flatten().any(|field| self.uses(field))
+    }
+
+    /// Whether it verifies trees of speculated tokens.
+    #[must_use]
+    pub fn verifies(&self) -> bool {
+        fields::VERIFY.iter().any(|field| self.uses(field))
     }
 
     /// The mechanism called `name`.

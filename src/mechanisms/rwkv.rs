@@ -25,7 +25,7 @@ pub(super) fn token_shift(b: &mut Builder, layer: &Layer, x: Value) -> Shifted {
     let token = x;
     let x = b.cast("x_f32", token, Dtype::F32);
     let previous = match layer.pass {
-        Pass::Forward => {
+        Pass::Forward | Pass::Verify => {
             let runs = layer.packed_sequences().into_iter().flat_map(|sequence| {
                 let start = RowRun { from: None, rows: 1 };
                 let earlier = RowRun {

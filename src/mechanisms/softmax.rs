@@ -78,7 +78,7 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
     let key = if prepared { prepare(b, "k", key) } else { key };
     let query = flash::scale_query(b, layer, query);
     let core = match layer.pass {
-        Pass::Forward => {
+        Pass::Forward | Pass::Verify => {
             let by_key = layer.key_blocks();
             let query = flash::blocks(b, layer, "Q", query, [keys, layer.sharing(), dk]);
             let key = flash::blocks(b, &by_key, "K", key, [keys, 1, dk]);

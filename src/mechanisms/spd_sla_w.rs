@@ -13,16 +13,18 @@
 //! on each other through the covariance only, a scan with one `dk x C x dk` product per chunk; the solvers of all chunks are independent.
 //! Every `whitening_refresh` chunks of a sequence share the whitening of their first.
 //!
-//! There is no decode step: the covariance is that of whole chunks, and neither the paper nor our reading of it says what whitens a token before
-//! its chunk is complete.
+//! A decode step whitens its key with the matrix `P` that the last complete chunk left, which is stored as a state, and leaves its key for the covariance of
+//! the chunk that it belongs to. When that chunk is complete, covariance and `P` are made anew in a launch that is no part of the step (`tpusim whitening`
+//! has its cost).
 
 use std::sync::Arc;
 
+use super::decode::{Key, products};
 use super::whitening::append_whitened;
 use super::{Core, Mechanism, fields, sla};
 use crate::dtype::Dtype;
-use crate::graph::{Builder, Function, Precision, RowRun, Stage, Value};
-use crate::layer::{Layer, WhiteningSolver};
+use crate::graph::{Builder, Function, Init, Precision, Role, RowRun, Stage, Value};
+use crate::layer::{Layer, Pass, StateProducts, WhiteningSolver};
 
 pub(super) const MECHANISM: Mechanism = Mechanism {
     name: "spd_sla_w",
@@ -33,6 +35,7 @@ pub(super) const MECHANISM: Mechanism = Mechanism {
     fields: &[
         fields::COMMON,
         fields::PACKED,
+        fields::DECODE,
         fields::GRAM,
         fields::DECAY,
         fields::TILES,
@@ -57,7 +60,11 @@ fn append(b: &mut Builder, layer: &Layer) -> Core {
 /// Whitened keys in the format of activations, and clamped step sizes.
 fn write_keys(b: &mut Builder, layer: &Layer, key: Value, step: Value) -> (Value, Value) {
     b.stage(Stage::Whitening);
-    let write = whitened(b, layer, key);
+    let write = match (layer.pass, layer.whitening) {
+        (_, WhiteningSolver::None) => key,
+        (Pass::Forward | Pass::Verify, _) => whitened(b, layer, key),
+        (Pass::Decode, _) => whitened_token(b, layer, key),
+    };
     let write = b.cast("X_rounded", write, layer.activations);
 
     b.stage(Stage::Gates);
@@ -72,10 +79,27 @@ fn write_keys(b: &mut Builder, layer: &Layer, key: Value, step: Value) -> (Value
     (write, step)
 }
 
+/// The key of a token `[B, Hk, 1, 1, 1, dk]` times the stored whitening `[B, Hk, 1, dk, dk]`. The output `chunk_key` is what the chunk keeps of the token.
+fn whitened_token(b: &mut Builder, layer: &Layer, key: Value) -> Value {
+    let n = layer.key_dim;
+    b.output("chunk_key", key);
+    let whitening = b.input(
+        "whitening",
+        [layer.batch, layer.key_heads, 1, n, n],
+        Dtype::F32,
+        Role::State,
+        Init::Normal {
+            std: (n as f64).sqrt().recip(),
+        },
+    );
+    let vectors = layer.state_products == StateProducts::Vector;
+    let row = Key::new(b, "k_whitened", key, vectors);
+    let write = products(b, layer, "k P", &[row], whitening)[0];
+    let dims = b.dims(key);
+    b.reshape("k P_core", write, dims)
+}
+
 fn whitened(b: &mut Builder, layer: &Layer, key: Value) -> Value {
-    if layer.whitening == WhiteningSolver::None {
-        return key;
-    }
     let (heads, n) = ([layer.batch, layer.key_heads, 1], layer.key_dim);
     let shape = |rest: &[usize]| -> Vec<usize> { heads.iter().chain(rest).copied().collect() };
     let states = [layer.states(), layer.key_heads, 1, n, n];

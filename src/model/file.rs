@@ -457,6 +457,7 @@ impl PlanFile {
             let (known, names) = match pass {
                 Pass::Forward => (Plan::named(name, one), &Plan::NAMES[..]),
                 Pass::Decode => (Plan::decode(name), &Plan::DECODE_NAMES[..]),
+                Pass::Verify => (Plan::verify(name), &Plan::VERIFY_NAMES[..]),
             };
             if known.is_none() {
                 let tail = suggestion(name, names, "plans");

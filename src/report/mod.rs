@@ -38,6 +38,7 @@ pub mod trace;
 pub mod probe;
 pub mod result;
 pub mod stack;
+pub mod state_formats;
 pub mod table;
 pub mod validation;
 pub mod whatif;

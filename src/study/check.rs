@@ -76,7 +76,7 @@ pub fn estimate(workload: &Workload, extent: Extent) -> Result<Estimate, CheckEr
     // The runs follow each other; the f64 one is the larger.
     let bytes = memory_estimate(&built.graph, 8) + 8 * inputs;
     let runs = match layer.pass {
-        Pass::Forward => 2.0,
+        Pass::Forward | Pass::Verify => 2.0,
         Pass::Decode => 2.0 * workload.numeric.tokens as f64,
     };
     let flops = runs * graph_work(&built.graph).matrix_flops.total() as f64;
@@ -131,8 +131,11 @@ pub(super) fn examine(workload: &Workload, extent: Extent) -> Result<Examined, C
     keep.extend(core.final_state);
     keep.extend(core.log_decay);
     keep.extend(core.initial_state);
+    // A state in FP8 is stored as codes and scales.
+    let scale = graph.output("state_scale").filter(|_| layer.pass == Pass::Verify);
+    keep.extend(scale);
     let tokens = match layer.pass {
-        Pass::Forward => None,
+        Pass::Forward | Pass::Verify => None,
         Pass::Decode => Some(seeded_tokens(
             &layer,
             workload.numeric.tokens,
@@ -140,7 +143,10 @@ pub(super) fn examine(workload: &Workload, extent: Extent) -> Result<Examined, C
         )?),
     };
     let exact = match &tokens {
-        None => execute(graph, &inputs, &keep, Arithmetic::Exact)?,
+        None => {
+            let execution = execute(graph, &inputs, &keep, Arithmetic::Exact)?;
+            scaled(execution, core.final_state, scale)?
+        }
         Some(tokens) => run_steps(&layer, &built, &inputs, tokens, &keep, Arithmetic::Exact)?,
     };
     let (reference_output, reference_state) = recurrence::by_token(&built, &layer, &exact)?;
@@ -158,9 +164,17 @@ pub(super) fn examine(workload: &Workload, extent: Extent) -> Result<Examined, C
     drop(exact);
 
     let inputs = to_f32(&inputs);
-    let keep: Vec<Value> = core.final_state.into_iter().chain([core.output]).collect();
+    let keep: Vec<Value> = core
+        .final_state
+        .into_iter()
+        .chain([core.output])
+        .chain(scale)
+        .collect();
     let declared = match &tokens {
-        None => execute(graph, &inputs, &keep, Arithmetic::Declared)?,
+        None => {
+            let execution = execute(graph, &inputs, &keep, Arithmetic::Declared)?;
+            scaled(execution, core.final_state, scale)?
+        }
         Some(tokens) => {
             let tokens = tokens.mapv(|x| x as f32).into_shared();
             run_steps(&layer, &built, &inputs, &tokens, &keep, Arithmetic::Declared)?
@@ -234,6 +248,20 @@ pub(super) fn examine(workload: &Workload, extent: Extent) -> Result<Examined, C
         strongest_decay: largest_decay,
         rows: core.gram_exponent.map(|exponent| exponent.rows),
     })
+}
+
+/// An execution whose final state is multiplied by the scales it is stored with.
+fn scaled<R: Real>(
+    mut execution: Execution<R>,
+    state: Option<Value>,
+    scale: Option<Value>,
+) -> Result<Execution<R>, CheckError> {
+    if let (Some(state), Some(scale)) = (state, scale) {
+        let codes = tensor(&execution, state, "final state")?;
+        let whole = (codes * tensor(&execution, scale, "state scale")?).into_shared();
+        execution.values.insert(state, whole);
+    }
+    Ok(execution)
 }
 
 /// Error of the final state, where the mechanism has one.

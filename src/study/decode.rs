@@ -10,6 +10,9 @@ use crate::layer::{Layer, Merge};
 use crate::mechanisms::{self, Core, LayerGraph};
 use crate::numerics::{Arithmetic, Execution, Real, Tensor, execute, seeded_inputs, tabulate};
 
+/// Extents of a value in core layout.
+const CORE_RANK: usize = 6;
+
 /// Inputs `[B, steps, d]` of the layer, drawn as those of a forward pass over as many tokens with the same seed.
 ///
 /// # Errors
@@ -133,7 +136,11 @@ pub fn run_steps<R: Real>(
         let of_step = |value: Value| execution.values.get(same.get(&value)?).cloned();
         for &value in &kept {
             if let Some(tensor) = of_step(value) {
-                steps.entry(value).or_default().push(tensor);
+                let parts = steps.entry(value).or_default();
+                // Of states and caches only the first is returned.
+                if parts.is_empty() || tensor.ndim() == CORE_RANK {
+                    parts.push(tensor);
+                }
             }
         }
         let mut final_state = built.core.final_state.and_then(of_step);
@@ -180,7 +187,7 @@ pub fn run_steps<R: Real>(
             continue;
         }
         let Some(first) = parts.first() else { continue };
-        let whole = if first.ndim() == 6 {
+        let whole = if first.ndim() == CORE_RANK {
             joined(Axis(3), &parts)?
         } else {
             first.clone()

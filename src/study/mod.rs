@@ -16,6 +16,7 @@ mod recurrence;
 pub mod run;
 pub mod schedules;
 pub mod stack;
+pub mod state_formats;
 pub mod whatif;
 pub mod whitening;
 

@@ -183,7 +183,8 @@ impl Bench<'_> {
     fn mixer(&self, block: &Block, layer: &Layer) -> Result<Launches, ModelError> {
         let tpu = self.chip.architecture == Architecture::Tpu;
         let choice = match layer.pass {
-            Pass::Forward => &block.plan,
+            // A block of a model has no trees of tokens.
+            Pass::Forward | Pass::Verify => &block.plan,
             Pass::Decode => &block.decode_plan,
         };
         let name = if tpu { &choice.tpu } else { &choice.gpu };
@@ -196,6 +197,7 @@ impl Bench<'_> {
         let plan = match layer.pass {
             Pass::Forward => Plan::named(name, program),
             Pass::Decode => Plan::decode(name),
+            Pass::Verify => Plan::verify(name),
         };
         let build = |source| ModelError::Build {
             part: block.name.clone(),

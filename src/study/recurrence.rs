@@ -131,6 +131,24 @@ fn delta_rule(
     let mut query = Array2::zeros(write_key.dim());
     let last = Slice::new(writes.cast_signed() - 1, None, writes.cast_signed());
     query.slice_axis_mut(Axis(0), last).assign(&queries);
+    if let Some(tree) = &layer.tree {
+        // Every token after those of its own path.
+        let after = |node: usize| {
+            let path = tree.path(node);
+            let rows = |of: &Array2<f64>| of.select(Axis(0), &path);
+            let [query, write_key, read_key, value, decay] =
+                [&query, &write_key, &read_key, &value, &decay].map(rows);
+            reference::delta_rule(&query, &write_key, &read_key, &value, &decay, initial, read)
+                .map_err(misfit)
+        };
+        let mut outputs = Array2::zeros(value.dim());
+        for (node, mut row) in outputs.rows_mut().into_iter().enumerate() {
+            let run = after(node)?;
+            row.assign(&run.outputs.row(run.outputs.nrows() - 1));
+        }
+        let state = after(tree.accepted())?.state;
+        return Ok(reference::Recurrence { outputs, state });
+    }
     let mut result = reference::delta_rule(&query, &write_key, &read_key, &value, &decay, initial, read)
         .map_err(misfit)?;
     if writes > 1 {
@@ -165,7 +183,7 @@ fn gated_outer_product(
             let decay = retention_decay(key_head * layer.sharing() + value_head).ln();
             // Rows that pad the last chunk are no tokens: the state stays as it is. Decode has a row per step and none to pad.
             let tokens = match layer.pass {
-                Pass::Forward => layer.tokens,
+                Pass::Forward | Pass::Verify => layer.tokens,
                 Pass::Decode => rows,
             };
             Array2::from_shape_fn((rows, dk), |(t, _)| if t < tokens { decay } else { 0.0 })

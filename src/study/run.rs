@@ -418,9 +418,9 @@ fn time_plan(
     })
 }
 
-/// One token of a decode step; none of another pass.
+/// One token of a decode step or of a tree; none of a forward pass.
 fn token(layer: &Layer, kernels: &[Kernel], step_us: f64) -> Option<TokenResult> {
-    if layer.pass != Pass::Decode {
+    if layer.pass == Pass::Forward {
         return None;
     }
     let tokens = (layer.batch * layer.tokens) as u64;

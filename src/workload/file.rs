@@ -18,7 +18,8 @@ use crate::layer::{
     Attention, DecayGate, DeltaLog, FeatureMap, Forgetting, GramVariant, InitialState, InverseVariant, Layer,
     Merge, OutputGate, Pass, PivotRow, ReadConvention, Readout, StateFormat, StateProducts, WhiteningSolver,
 };
-use crate::mechanisms::{self, Granularity, Mechanism, fields, gram_variants};
+use crate::mechanisms::{self, Granularity, Mechanism, fields, gram_variants, tree_gram_variants};
+use crate::tree::{MOST_NODES, Tree, TreeError};
 
 /// A positive whole number up to [`LARGEST_EXTENT`].
 #[derive(Debug, Clone, Copy)]
@@ -60,6 +61,70 @@ impl JsonSchema for Size {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({ "type": "integer", "minimum": 1, "maximum": LARGEST_EXTENT })
+    }
+}
+
+/// A tree as it is written.
+#[derive(Debug, Clone)]
+enum TreeFile {
+    /// `BRANCHINGxDEPTH`.
+    Regular(usize, usize),
+    /// Parents.
+    Parents(Vec<i64>),
+}
+
+impl<'de> Deserialize<'de> for TreeFile {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Form;
+        impl<'de> Visitor<'de> for Form {
+            type Value = TreeFile;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(
+                    f,
+                    "branching and depth such as `2x4`, or a list of parents such as `[-1, 0, 0]`"
+                )
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<TreeFile, E> {
+                let numbers = text.split_once('x').and_then(|(branching, depth)| {
+                    Some((branching.trim().parse().ok()?, depth.trim().parse().ok()?))
+                });
+                let (branching, depth) =
+                    numbers.ok_or_else(|| E::invalid_value(de::Unexpected::Str(text), &self))?;
+                Ok(TreeFile::Regular(branching, depth))
+            }
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut list: A) -> Result<TreeFile, A::Error> {
+                let mut parents = Vec::new();
+                while let Some(parent) = list.next_element()? {
+                    parents.push(parent);
+                }
+                Ok(TreeFile::Parents(parents))
+            }
+        }
+        deserializer.deserialize_any(Form)
+    }
+}
+
+impl JsonSchema for TreeFile {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        Cow::Borrowed("Tree")
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "anyOf": [
+                { "type": "string", "pattern": "^[1-9][0-9]*x[1-9][0-9]*$" },
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": MOST_NODES,
+                    "items": { "type": "integer", "minimum": -1 },
+                },
+            ],
+        })
     }
 }
 
@@ -112,6 +177,11 @@ struct LayerFile {
     padded_rows: Option<Size>,
     /// Tokens before the decoded one, of mechanisms to which positions matter.
     context: Option<Size>,
+    /// Speculated tokens of a verification: `4x3` is one token of which every one has 4 children until 3 stand on every path; a list has the parent of
+    /// every token, counted from 0, and -1 for those that follow the sequence.
+    tree: Option<TreeFile>,
+    /// Last token of the accepted path of the tree, counted from 0; the first one of those on the longest paths where left out.
+    accepted: Option<usize>,
     /// Width of the residual stream, in channels.
     model_width: Size,
     /// Key heads; also query heads but in softmax attention.
@@ -242,8 +312,8 @@ struct ProgramFile {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct NumericFile {
-    /// Tokens; steps of a decode.
-    tokens: Size,
+    /// Tokens; steps of a decode. A verification executes its whole tree and has no such key.
+    tokens: Option<Size>,
     /// Key heads.
     key_heads: Size,
     /// Seed of the inputs.
@@ -389,9 +459,9 @@ fn by_mechanism(schema: &mut Schema) {
 /// Which fields each pass reads, and those that a forward pass needs.
 fn by_pass(schema: &mut Schema) {
     let optional: BTreeSet<&str> = optional_fields().collect();
-    let rules: Vec<Json> = [(Pass::Forward, "forward"), (Pass::Decode, "decode")]
+    let rules: Vec<Json> = [Pass::Forward, Pass::Decode, Pass::Verify]
         .into_iter()
-        .map(|(pass, name)| {
+        .map(|pass| {
             let forbidden: Map<String, Json> = optional
                 .iter()
                 .filter(|field| unread(pass, field))
@@ -413,9 +483,15 @@ fn by_pass(schema: &mut Schema) {
                     &["chunk"],
                 )]);
             }
+            let numeric = if pass == Pass::Verify {
+                layer["required"] = serde_json::json!(["tree"]);
+                serde_json::json!({ "properties": { "tokens": false } })
+            } else {
+                serde_json::json!({ "required": ["tokens"] })
+            };
             serde_json::json!({
-                "if": { "properties": { "pass": { "const": name } }, "required": ["pass"] },
-                "then": { "properties": { "layer": layer } },
+                "if": { "properties": { "pass": { "const": pass.name() } }, "required": ["pass"] },
+                "then": { "properties": { "layer": layer, "numeric": numeric } },
             })
         })
         .collect();
@@ -533,6 +609,7 @@ pub(super) fn resolve_with(
                 let tail = match file.pass {
                     Pass::Forward => suggestion(name, &Plan::NAMES, "plans"),
                     Pass::Decode => suggestion(name, &Plan::DECODE_NAMES, "plans of a decode step"),
+                    Pass::Verify => suggestion(name, &Plan::VERIFY_NAMES, "plans of a verification"),
                 };
                 complain(&format!("plans.{i}"), format!("unknown plan `{name}`; {tail}"));
             }
@@ -553,20 +630,31 @@ pub(super) fn resolve_with(
             ),
         );
     }
-    // A decode step has one token; its check runs as many steps as it is asked for.
-    if let (Pass::Forward, Some(layer)) = (file.pass, &layer)
-        && file.numeric.tokens.0 > layer.tokens
-    {
-        complain(
-            "numeric.tokens",
-            format!(
-                "expected at most the {} tokens of the layer, found `{}`",
-                layer.tokens, file.numeric.tokens.0
-            ),
-        );
-    }
-    if let (Pass::Decode, Some(_)) = (file.pass, &file.program) {
-        let message = "`pass: decode` carries no state from chunk to chunk; remove the key".to_owned();
+    let whole = layer.as_ref().map_or(1, |layer| layer.tokens);
+    let numeric_tokens = match (file.pass, file.numeric.tokens) {
+        // A decode step has one token; its check runs as many steps as it is asked for.
+        (Pass::Forward, Some(Size(tokens))) if layer.is_some() && tokens > whole => {
+            complain(
+                "numeric.tokens",
+                format!("expected at most the {whole} tokens of the layer, found `{tokens}`"),
+            );
+            whole
+        }
+        (Pass::Forward | Pass::Decode, Some(Size(tokens))) => tokens,
+        (Pass::Forward | Pass::Decode, None) => {
+            errors.push(document.error_at("numeric", "missing key `tokens`"));
+            whole
+        }
+        (Pass::Verify, None) => whole,
+        (Pass::Verify, Some(_)) => {
+            let message = "`pass: verify` executes its whole tree; remove the key".to_owned();
+            errors.push(document.error_at_key("numeric.tokens", message));
+            whole
+        }
+    };
+    if let (Pass::Decode | Pass::Verify, Some(_)) = (file.pass, &file.program) {
+        let pass = file.pass.name();
+        let message = format!("`pass: {pass}` carries no state from chunk to chunk; remove the key");
         errors.push(document.error_at_key("program", message));
     }
     let published = file
@@ -586,7 +674,7 @@ pub(super) fn resolve_with(
         hardware: file.hardware,
         baseline: file.baseline,
         numeric: Numeric {
-            tokens: file.numeric.tokens.0,
+            tokens: numeric_tokens,
             key_heads: file.numeric.key_heads.0,
             seed: file.numeric.seed,
         },
@@ -706,6 +794,8 @@ pub(crate) fn mixer(
             }
             "decode"
         }
+        // A tree is a field of the layer as written.
+        Pass::Verify => "verify",
     };
     let numeric = ["tokens", "key_heads", "seed"].map(|name| entry(name, size(1)));
     let root = Value::Map(vec![
@@ -733,6 +823,7 @@ fn plan_named(pass: Pass, name: &str, program: Program) -> Option<Plan> {
     match pass {
         Pass::Forward => Plan::named(name, program),
         Pass::Decode => Plan::decode(name),
+        Pass::Verify => Plan::verify(name),
     }
 }
 
@@ -787,6 +878,37 @@ struct Extents {
     chunk: usize,
     sequences: Vec<usize>,
     padded_rows: Option<usize>,
+    tree: Option<Tree>,
+}
+
+/// The tree of a verification.
+fn tree(file: &LayerFile, document: &Document, errors: &mut Vec<ConfigError>) -> Option<Tree> {
+    let Some(written) = &file.tree else {
+        errors.push(document.error_at(
+            "layer",
+            "missing key `tree`; `pass: verify` needs it, for instance `tree: 2x4`",
+        ));
+        return None;
+    };
+    let tree = match written {
+        TreeFile::Regular(branching, depth) => Tree::regular(*branching, *depth),
+        TreeFile::Parents(parents) => Tree::of_list(parents),
+    };
+    let accepting = |tree: Tree| match file.accepted {
+        Some(node) => tree.accepting(node),
+        None => Ok(tree),
+    };
+    match tree.and_then(accepting) {
+        Ok(tree) => Some(tree),
+        Err(error) => {
+            let field = match error {
+                TreeError::Accepted { .. } => "layer.accepted",
+                _ => "layer.tree",
+            };
+            errors.push(document.error_at(field, error.to_string()));
+            None
+        }
+    }
 }
 
 fn extents(
@@ -810,6 +932,28 @@ fn extents(
             chunk: 1,
             sequences: Vec::new(),
             padded_rows: None,
+            tree: None,
+        });
+    }
+    if pass == Pass::Verify {
+        for (field, size) in [("tokens", file.tokens), ("chunk", file.chunk)] {
+            if size.is_some() {
+                let message = "the tree is one chunk of its tokens; remove the key".to_owned();
+                errors.push(document.error_at_key(&format!("layer.{field}"), message));
+            }
+        }
+        // A mechanism that has no such pass is told so further on.
+        let tree = if file.mechanism.verifies() {
+            tree(file, document, errors)?
+        } else {
+            Tree::regular(1, 1).ok()?
+        };
+        return Some(Extents {
+            tokens: tree.nodes(),
+            chunk: tree.nodes(),
+            sequences: Vec::new(),
+            padded_rows: None,
+            tree: Some(tree),
         });
     }
     let before = errors.len();
@@ -900,6 +1044,7 @@ fn extents(
         chunk,
         sequences,
         padded_rows,
+        tree: None,
     })
 }
 
@@ -916,6 +1061,7 @@ fn layer(
         chunk,
         sequences,
         padded_rows,
+        tree,
     } = extents(file, pass, document, errors)?;
     let mechanism = file.mechanism;
     // Heads beside the key heads and tokens of a step carry different names in attention.
@@ -989,10 +1135,7 @@ fn layer(
             continue;
         }
         if used {
-            let pass = match pass {
-                Pass::Forward => "forward",
-                Pass::Decode => "decode",
-            };
+            let pass = pass.name();
             let message = format!("`pass: {pass}` does not read `{field}`; remove the key");
             errors.push(document.error_at_key(&format!("layer.{field}"), message));
         } else {
@@ -1002,6 +1145,14 @@ fn layer(
     }
     if pass == Pass::Decode && !mechanism.decodes() {
         let message = format!("`{}` has no decode step; use `pass: forward`", mechanism.name);
+        errors.push(document.error_at("pass", message));
+        return None;
+    }
+    if pass == Pass::Verify && !mechanism.verifies() {
+        let message = format!(
+            "`{}` does not verify trees of tokens; its decode step is `pass: decode`",
+            mechanism.name
+        );
         errors.push(document.error_at("pass", message));
         return None;
     }
@@ -1130,8 +1281,8 @@ fn layer(
     }
     let initial_state = match (pass, file.initial_state) {
         (Pass::Forward, written) => defaults.or(written, "initial_state", InitialState::Zero),
-        (Pass::Decode, None | Some(InitialState::Given)) => InitialState::Given,
-        (Pass::Decode, Some(InitialState::Zero)) => {
+        (Pass::Decode | Pass::Verify, None | Some(InitialState::Given)) => InitialState::Given,
+        (Pass::Decode | Pass::Verify, Some(InitialState::Zero)) => {
             complain(
                 "initial_state",
                 "a decode step reads the state of the token before; remove the key or use `given`".to_owned(),
@@ -1239,6 +1390,7 @@ fn layer(
         sequences,
         padded_rows,
         context,
+        tree,
         model_width,
         key_heads,
         value_heads,
@@ -1279,7 +1431,11 @@ fn layer(
         whitening_refresh,
         whitening_precision,
     };
-    let variants = gram_variants((mechanism.granularity)(&layer));
+    let granularity = (mechanism.granularity)(&layer);
+    let variants = match pass {
+        Pass::Verify => tree_gram_variants(granularity),
+        Pass::Forward | Pass::Decode => gram_variants(granularity),
+    };
     layer.gram = defaults.or(file.gram, "gram", variants[0]);
     let mut complain = |field: &str, message: String| {
         errors.push(document.error_at(&format!("layer.{field}"), message));
@@ -1312,7 +1468,7 @@ fn layer(
             ),
         );
     }
-    let doubles = pass == Pass::Forward
+    let doubles = pass != Pass::Decode
         && matches!(
             inverse,
             InverseVariant::Product
@@ -1322,7 +1478,9 @@ fn layer(
         );
     let rows = layer.micro_steps().chunk;
     if doubles && !rows.is_power_of_two() {
-        let found = if householder_steps == 1 {
+        let found = if layer.tree.is_some() {
+            format!("a tree of `{chunk}` tokens; use `inverse: blocked16` or `row_substitution`")
+        } else if householder_steps == 1 {
             format!("`{chunk}`")
         } else {
             format!("`{chunk}` times {householder_steps} writes per token")
@@ -1545,6 +1703,7 @@ fn optional_fields() -> impl Iterator<Item = &'static str> {
         fields::DECODE,
         fields::DELTA_LOG,
         fields::CONTEXT,
+        fields::VERIFY,
         fields::GRAM,
         fields::DECAY,
         fields::TILES,
@@ -1567,10 +1726,14 @@ fn optional_fields() -> impl Iterator<Item = &'static str> {
 /// Whether a pass has no use for a field.
 fn unread(pass: Pass, field: &str) -> bool {
     match pass {
-        Pass::Forward => [fields::DECODE, fields::DELTA_LOG, fields::CONTEXT]
+        Pass::Forward => [fields::DECODE, fields::DELTA_LOG, fields::CONTEXT, fields::VERIFY]
             .iter()
             .any(|group| group.contains(&field)),
-        Pass::Decode => fields::CHUNK_FORM.contains(&field),
+        Pass::Decode => fields::CHUNK_FORM.contains(&field) || fields::VERIFY.contains(&field),
+        // The chunk form without packed sequences.
+        Pass::Verify => [fields::DECODE, fields::DELTA_LOG, fields::CONTEXT, fields::PACKED]
+            .iter()
+            .any(|group| group.contains(&field)),
     }
 }
 

@@ -119,6 +119,16 @@ const SHIPPED: &[(&str, &str)] = &[
         "gdn_grouped_decode",
         include_str!("../../workloads/gdn_grouped_decode.yaml"),
     ),
+    (
+        "spd_sla_w_decode",
+        include_str!("../../workloads/spd_sla_w_decode.yaml"),
+    ),
+    ("gdn_verify", include_str!("../../workloads/gdn_verify.yaml")),
+    ("kda_verify", include_str!("../../workloads/kda_verify.yaml")),
+    (
+        "sla_r4_verify",
+        include_str!("../../workloads/sla_r4_verify.yaml"),
+    ),
     ("gdn_deltalog", include_str!("../../workloads/gdn_deltalog.yaml")),
     ("kda_deltalog", include_str!("../../workloads/kda_deltalog.yaml")),
     (
@@ -191,6 +201,11 @@ const SHIPPED_STUDIES: &[(&str, &str)] = &[
     (
         "kda_to_sla",
         include_str!("../../workloads/studies/kda_to_sla.yaml"),
+    ),
+    ("readout", include_str!("../../workloads/studies/readout.yaml")),
+    (
+        "tree_size",
+        include_str!("../../workloads/studies/tree_size.yaml"),
     ),
 ];
 

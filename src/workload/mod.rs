@@ -104,6 +104,8 @@ impl Workload {
         let tokens = match self.layer.pass {
             Pass::Forward => self.numeric.tokens,
             Pass::Decode => 1,
+            // Who skips a token of a tree skips all that follow it.
+            Pass::Verify => self.layer.tokens,
         };
         Layer {
             batch: 1,

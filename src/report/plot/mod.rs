@@ -13,6 +13,7 @@ mod place;
 pub mod probe;
 pub mod roofline;
 pub mod scatter;
+pub mod state_formats;
 pub mod sweep;
 mod theme;
 pub(crate) mod timeline;

@@ -23,10 +23,17 @@ pub fn write_json(out: &mut impl Write, layers: &[LayerNumerics]) -> io::Result<
 /// What `out` reports.
 pub fn write_text(out: &mut impl Write, layers: &[LayerNumerics]) -> io::Result<()> {
     if let Some(found) = layers.iter().find_map(|layer| layer.found.as_ref()) {
+        let tokens = layers
+            .iter()
+            .filter_map(|layer| Some(layer.found.as_ref()?.tokens));
+        let (least, most) = (tokens.clone().min(), tokens.max());
+        let tokens = match (least, most) {
+            (Some(least), Some(most)) if least < most => format!("{least} to {most}"),
+            _ => found.tokens.to_string(),
+        };
         writeln!(
             out,
-            "numerics: {} tokens, {} key head{}, seed {}, against the token recurrence in f64; decays in nats per token",
-            found.tokens,
+            "numerics: {tokens} tokens, {} key head{}, seed {}, against the token recurrence in f64; decays in nats per token",
             found.heads,
             if found.heads == 1 { "" } else { "s" },
             found.seed
