@@ -24,7 +24,7 @@ use crate::hardware;
 use crate::kernels::Plan;
 use crate::layer::{Layer, Pass, StateFormat};
 use crate::mechanisms::{self, LayerGraph};
-use crate::numerics::{Arithmetic, Execution, Real, Tensor, seeded_inputs, to_f32};
+use crate::numerics::{Arithmetic, Execution, Tensor, seeded_inputs, to_f32};
 use crate::report::result::PlanResult;
 use crate::report::state_formats::{FormatRow, FormatTime, HeadRow, SCHEMA, StateFormatTable};
 use crate::workload::{self, Workload};
@@ -290,8 +290,8 @@ fn measure(whole: &Layer, request: &StateFormatRequest<'_>) -> Result<Measured, 
         ..whole.clone()
     };
     let with = |state: StateFormat, activations: Dtype| Layer {
-        state,
         activations,
+        state,
         ..layer.clone()
     };
     let mut layers: Vec<Layer> = FORMATS
@@ -356,7 +356,7 @@ fn measure(whole: &Layer, request: &StateFormatRequest<'_>) -> Result<Measured, 
 }
 
 fn widened(tensor: &Tensor<f32>) -> Tensor<f64> {
-    tensor.mapv(|x| x.to_f64()).into_shared()
+    tensor.mapv(f64::from).into_shared()
 }
 
 /// Squares of the difference of two core outputs `[B, Hk, R, N, 1, width]`, summed over each span of tokens, by key head.
@@ -391,7 +391,7 @@ fn memory(run: &Run, heads: usize) -> Result<Option<Vec<f64>>, StateFormatError>
             .lanes(Axis(2))
             .into_iter()
             .map(|lane| {
-                let mean = lane.iter().map(|l| -l.to_f64()).sum::<f64>() / lane.len().max(1) as f64;
+                let mean = lane.iter().map(|&l| -f64::from(l)).sum::<f64>() / lane.len().max(1) as f64;
                 mean.recip()
             })
             .collect();

@@ -48,11 +48,11 @@ struct Axis {
 
 impl Axis {
     /// With a little room around the numbers above zero among `values`; one decade where there are none.
-    fn around(values: impl Iterator<Item = f64> + Clone, from: f64, to: f64) -> Self {
-        let usable = || values.clone().filter(|v| v.is_finite() && *v > 0.0);
+    fn around(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Self {
+        let usable: Vec<f64> = values.filter(|v| v.is_finite() && *v > 0.0).collect();
         let (low, high) = (
-            usable().fold(f64::INFINITY, f64::min),
-            usable().fold(0.0, f64::max),
+            usable.iter().copied().fold(f64::INFINITY, f64::min),
+            usable.iter().copied().fold(0.0, f64::max),
         );
         let (low, high) = if low <= high {
             (low / 1.5, high * 1.5)
