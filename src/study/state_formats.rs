@@ -75,7 +75,7 @@ const FIRST_SPAN: usize = 16;
 /// The table.
 ///
 /// # Errors
-/// Where the workload is no decode step with a stored state of several formats, and as [`super::run`] and [`super::check`].
+/// Where the workload is no decode step with a stored state of several formats, and as [`super::run()`] and [`super::check()`].
 pub fn state_formats(request: &StateFormatRequest<'_>) -> Result<StateFormatTable, StateFormatError> {
     let (workload, document) = workload::load(request.workload, request.overrides)?;
     refuse(&workload, request)?;
