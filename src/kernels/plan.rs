@@ -29,6 +29,18 @@ pub struct Group {
 }
 
 impl Group {
+    /// A launch of the stages from `first` to `last` that carries nothing from program to program.
+    const fn of(first: Stage, last: Stage, named: Option<&'static str>) -> Self {
+        Group {
+            first,
+            last,
+            also: None,
+            program: None,
+            named,
+            value_tile: None,
+        }
+    }
+
     /// Whether a stage runs in this launch.
     #[must_use]
     pub fn holds(&self, stage: Stage) -> bool {
@@ -102,21 +114,10 @@ impl Plan {
             Attention, Convolution, Gates, Gram, Inverse, Output, OutputNorm, OutputProjection, Projections,
             StateScan, Whitening, WyFactors,
         };
-        let span = |first, last| Group {
-            first,
-            last,
-            also: None,
-            program: None,
-            named: None,
-            value_tile: None,
-        };
+        let span = |first, last| Group::of(first, last, None);
         let scan = |first, last| Group {
-            first,
-            last,
-            also: None,
             program: Some(program),
-            named: None,
-            value_tile: None,
+            ..span(first, last)
         };
         let tiled_scan = Group {
             value_tile: Some(Self::FLA_VALUE_TILE),
@@ -198,29 +199,21 @@ impl Plan {
             Commit, Convolution, Gates, Output, OutputNorm, OutputProjection, Projections, StateScan,
             WyFactors,
         };
-        let span = |first, last, named| Group {
-            first,
-            last,
-            also: None,
-            program: None,
-            named,
-            value_tile: None,
-        };
         let groups = match name {
             "unfused" => vec![
-                span(Projections, Projections, None),
-                span(Convolution, Convolution, None),
-                span(Gates, WyFactors, None),
-                span(StateScan, StateScan, Some("predictions from the state")),
-                span(Output, Output, None),
-                span(OutputNorm, OutputProjection, None),
-                span(Commit, Commit, None),
+                Group::of(Projections, Projections, None),
+                Group::of(Convolution, Convolution, None),
+                Group::of(Gates, WyFactors, None),
+                Group::of(StateScan, StateScan, Some("predictions from the state")),
+                Group::of(Output, Output, None),
+                Group::of(OutputNorm, OutputProjection, None),
+                Group::of(Commit, Commit, None),
             ],
             "fused" => vec![
-                span(Projections, Projections, None),
-                span(Convolution, Output, Some("convolution to output of a tree")),
-                span(OutputNorm, OutputProjection, None),
-                span(Commit, Commit, None),
+                Group::of(Projections, Projections, None),
+                Group::of(Convolution, Output, Some("convolution to output of a tree")),
+                Group::of(OutputNorm, OutputProjection, None),
+                Group::of(Commit, Commit, None),
             ],
             _ => return None,
         };
@@ -241,40 +234,32 @@ impl Plan {
             Attention, Convolution, Gates, Gram, Output, OutputNorm, OutputProjection, Projections,
             StateScan, Whitening,
         };
-        let span = |first, last, named| Group {
-            first,
-            last,
-            also: None,
-            program: None,
-            named,
-            value_tile: None,
-        };
         let groups = match name {
             "unfused" => vec![
-                span(Projections, Projections, None),
-                span(Convolution, Convolution, None),
-                span(Whitening, Whitening, None),
-                span(Gates, Gates, Some("decay and step-size gates")),
-                span(Gram, Gram, Some("coefficients of the log")),
-                span(StateScan, StateScan, Some("state update")),
-                span(Output, Output, Some("state readout")),
-                span(Attention, Attention, Some("attention to the cache")),
-                span(OutputNorm, OutputProjection, None),
+                Group::of(Projections, Projections, None),
+                Group::of(Convolution, Convolution, None),
+                Group::of(Whitening, Whitening, None),
+                Group::of(Gates, Gates, Some("decay and step-size gates")),
+                Group::of(Gram, Gram, Some("coefficients of the log")),
+                Group::of(StateScan, StateScan, Some("state update")),
+                Group::of(Output, Output, Some("state readout")),
+                Group::of(Attention, Attention, Some("attention to the cache")),
+                Group::of(OutputNorm, OutputProjection, None),
             ],
             "fused" => vec![
-                span(Projections, Projections, None),
-                span(Convolution, Output, Some("convolution to output, one token")),
-                span(Attention, Attention, Some("attention to the cache")),
-                span(OutputNorm, OutputProjection, None),
+                Group::of(Projections, Projections, None),
+                Group::of(Convolution, Output, Some("convolution to output, one token")),
+                Group::of(Attention, Attention, Some("attention to the cache")),
+                Group::of(OutputNorm, OutputProjection, None),
             ],
             Self::SPLIT => vec![
-                span(Projections, Projections, None),
-                span(Convolution, Gram, Some("convolution to coefficients of the log")),
+                Group::of(Projections, Projections, None),
+                Group::of(Convolution, Gram, Some("convolution to coefficients of the log")),
                 Group {
                     value_tile: Some(Self::SPLIT_VALUE_TILE),
-                    ..span(StateScan, Output, Some("replay in value tiles"))
+                    ..Group::of(StateScan, Output, Some("replay in value tiles"))
                 },
-                span(OutputNorm, OutputProjection, None),
+                Group::of(OutputNorm, OutputProjection, None),
             ],
             _ => return None,
         };
