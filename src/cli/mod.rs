@@ -22,8 +22,9 @@ mod validate;
 mod whatif;
 mod whitening;
 
+use std::fs;
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
@@ -193,6 +194,20 @@ enum HwCommand {
         /// File to write; never overwritten
         file: String,
     },
+}
+
+/// Writes a picture as `path` with the extensions `svg` and `png`, its folder made where it is missing.
+fn write_pictures<E>(path: &Path, svg: &str, png: impl FnOnce(&Path) -> Result<(), E>) -> anyhow::Result<()>
+where
+    Result<(), E>: anyhow::Context<(), E>,
+{
+    if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
+        fs::create_dir_all(parent).with_context(|| format!("cannot create `{}`", parent.display()))?;
+    }
+    let as_svg = path.with_extension("svg");
+    fs::write(&as_svg, svg).with_context(|| format!("cannot write `{}`", as_svg.display()))?;
+    let as_png = path.with_extension("png");
+    png(&as_png).with_context(|| format!("cannot write `{}`", as_png.display()))
 }
 
 /// A value as JSON, with a newline at the end.

@@ -1,10 +1,8 @@
 //! `tpusim state-formats`: formats of the stored state of a decode step side by side.
 
-use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::Context as _;
 use clap::Args;
 
 use super::{Global, Outcome, split_overrides};
@@ -78,7 +76,8 @@ pub(super) fn execute(
         other @ StateFormatError::Check(_) => anyhow::Error::from(other),
     })?;
     if let Some(path) = &args.plot {
-        plot(path, &table)?;
+        let svg = picture::svg(&table, Theme::Light)?;
+        super::write_pictures(path, &svg, |png| picture::png(&table, Theme::Light, png))?;
         global.say(&format!("picture: {}", path.with_extension("svg").display()));
     }
     match global.format {
@@ -117,16 +116,6 @@ fn last_span(table: &StateFormatTable) -> u64 {
         [only] => *only,
         [] => 0,
     }
-}
-
-fn plot(path: &Path, table: &StateFormatTable) -> anyhow::Result<()> {
-    let (svg, png) = (path.with_extension("svg"), path.with_extension("png"));
-    if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
-        fs::create_dir_all(parent).with_context(|| format!("cannot create `{}`", parent.display()))?;
-    }
-    fs::write(&svg, picture::svg(table, Theme::Light)?)
-        .with_context(|| format!("cannot write `{}`", svg.display()))?;
-    picture::png(table, Theme::Light, &png).with_context(|| format!("cannot write `{}`", png.display()))
 }
 
 /// The chips, in order.

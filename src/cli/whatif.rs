@@ -1,7 +1,6 @@
 //! `tpusim whatif`.
 
 use std::fmt;
-use std::fs;
 use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -17,7 +16,6 @@ use super::{Global, Outcome, split_overrides};
 use crate::config::{ConfigError, Document};
 use crate::hardware;
 use crate::report::plot::Theme;
-use crate::report::plot::sweep::Sheet;
 use crate::report::result::Provenance;
 use crate::report::table::Format;
 use crate::report::whatif::folder::{self, Existing, Folder, FolderError, Manifest};
@@ -286,7 +284,10 @@ fn run(
     if let (Some(path), Some(picture), true) = (&args.plot, picture, whole) {
         let title = study.map_or(&grid.name, |study| &study.title);
         let step_plans = study.map_or(&[][..], |study| &study.step_plans);
-        plot(path, &picture.sheet(title, step_plans))?;
+        let sheet = picture.sheet(title, step_plans);
+        super::write_pictures(path, &sheet.svg(Theme::Light)?, |png| {
+            sheet.png(Theme::Light, png)
+        })?;
         global.say(&format!(
             "picture: {}, {}",
             path.with_extension("svg").display(),
@@ -312,17 +313,6 @@ fn run(
     } else {
         Outcome::Done
     })
-}
-
-fn plot(path: &Path, sheet: &Sheet) -> anyhow::Result<()> {
-    let (svg, png) = (path.with_extension("svg"), path.with_extension("png"));
-    if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
-        fs::create_dir_all(parent).with_context(|| format!("cannot create `{}`", parent.display()))?;
-    }
-    fs::write(&svg, sheet.svg(Theme::Light)?).with_context(|| format!("cannot write `{}`", svg.display()))?;
-    sheet
-        .png(Theme::Light, &png)
-        .with_context(|| format!("cannot write `{}`", png.display()))
 }
 
 fn merge(out: &mut impl Write, dir: &Path, global: &Global) -> anyhow::Result<Outcome> {

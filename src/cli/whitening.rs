@@ -1,10 +1,8 @@
 //! `tpusim whitening`: the solvers of second-order linear attention side by side.
 
-use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::Context as _;
 use clap::Args;
 
 use super::{Global, Outcome};
@@ -68,10 +66,7 @@ pub(super) fn execute(
         other => anyhow::Error::from(other),
     })?;
     match global.format {
-        Format::Json => {
-            serde_json::to_writer_pretty(&mut *out, &table)?;
-            writeln!(out)?;
-        }
+        Format::Json => super::json(out, &table)?,
         Format::Csv => rows(&table).write_csv(out)?,
         Format::Table => {
             writeln!(out, "{}\n", table.layer)?;
@@ -83,7 +78,8 @@ pub(super) fn execute(
         }
     }
     if let Some(path) = &args.plot {
-        plot(path, &table)?;
+        let svg = picture::svg(&table, Theme::Light)?;
+        super::write_pictures(path, &svg, |png| picture::png(&table, Theme::Light, png))?;
         global.say(&format!(
             "picture: {}, {}",
             path.with_extension("svg").display(),
@@ -91,16 +87,6 @@ pub(super) fn execute(
         ));
     }
     Ok(Outcome::Done)
-}
-
-fn plot(path: &Path, table: &WhiteningTable) -> anyhow::Result<()> {
-    let (svg, png) = (path.with_extension("svg"), path.with_extension("png"));
-    if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
-        fs::create_dir_all(parent).with_context(|| format!("cannot create `{}`", parent.display()))?;
-    }
-    fs::write(&svg, picture::svg(table, Theme::Light)?)
-        .with_context(|| format!("cannot write `{}`", svg.display()))?;
-    picture::png(table, Theme::Light, &png).with_context(|| format!("cannot write `{}`", png.display()))
 }
 
 fn rows(table: &WhiteningTable) -> Table {

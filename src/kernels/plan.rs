@@ -30,7 +30,7 @@ pub struct Group {
 
 impl Group {
     /// A launch of the stages from `first` to `last` that carries nothing from program to program.
-    const fn of(first: Stage, last: Stage, named: Option<&'static str>) -> Self {
+    pub(crate) const fn of(first: Stage, last: Stage, named: Option<&'static str>) -> Self {
         Group {
             first,
             last,

@@ -58,6 +58,16 @@ pub(super) enum TokenDecay {
     Factor(Value),
 }
 
+impl TokenDecay {
+    /// Log decays, where the decay is given by them.
+    pub(super) fn log(self) -> Option<Value> {
+        match self {
+            TokenDecay::Log(decay) => Some(decay),
+            TokenDecay::None | TokenDecay::Factor(_) => None,
+        }
+    }
+}
+
 /// What the output of a decode step holds beside the state readout.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Beside {
@@ -159,10 +169,7 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, inputs: TokenInputs, recurr
     Core {
         recurrence,
         value: inputs.value,
-        log_decay: match inputs.decay {
-            TokenDecay::Log(l) => Some(l),
-            TokenDecay::None | TokenDecay::Factor(_) => None,
-        },
+        log_decay: inputs.decay.log(),
         initial_state: Some(given),
         output: o,
         final_state: Some(encoded[0]),

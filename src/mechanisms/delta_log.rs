@@ -55,10 +55,7 @@ pub(super) fn append(
 
     // Rows of the token are made where they are used: coefficients and replay may be different launches.
     b.stage(Stage::Gram);
-    let of_token = match inputs.decay {
-        TokenDecay::Log(l) => Some(log_decay_row(b, l)),
-        TokenDecay::None | TokenDecay::Factor(_) => None,
-    };
+    let of_token = inputs.decay.log().map(|decay| log_decay_row(b, decay));
     let mut key = b.dims(inputs.write_key);
     key.remove(3);
     let extents = Extents {
@@ -201,10 +198,7 @@ pub(super) fn append(
     Core {
         recurrence,
         value: inputs.value,
-        log_decay: match inputs.decay {
-            TokenDecay::Log(l) => Some(l),
-            TokenDecay::None | TokenDecay::Factor(_) => None,
-        },
+        log_decay: inputs.decay.log(),
         initial_state: Some(given),
         output: o,
         final_state: Some(final_state),

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use serde::{Deserialize, Serialize};
 
 use super::result::{Bound, Provenance};
+use super::stack::write_ending;
 use super::table::{Cell, Column, Table};
 
 /// Name and version of the JSON schema.
@@ -400,17 +401,11 @@ pub fn write_text(mut out: impl Write, result: &ModelResult) -> io::Result<()> {
             table.write_text(&mut out)?;
         }
     }
-    for warning in &result.warnings {
-        writeln!(out, "warning: {warning}")?;
-    }
-    writeln!(out)?;
-    for item in &result.provenance.inferred {
-        writeln!(out, "assumed: {item}")?;
-    }
-    writeln!(
-        out,
-        "made by: tpusim {}; hardware {}; model {}",
-        result.provenance.version, result.provenance.hardware_digest, result.provenance.workload_digest
+    write_ending(
+        &mut out,
+        &result.warnings,
+        &result.provenance,
+        ["assumed", "model"],
     )
 }
 

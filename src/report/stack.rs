@@ -252,17 +252,28 @@ pub fn write_text(mut out: impl Write, result: &StackResult) -> io::Result<()> {
         }
         table.write_text(&mut out)?;
     }
-    for warning in &result.warnings {
+    let words = ["inferred, not published", "stack"];
+    write_ending(&mut out, &result.warnings, &result.provenance, words)
+}
+
+/// Last lines of a text: warnings, what was not published, and what made it; `words` call what was not published, and the file.
+pub(super) fn write_ending(
+    out: &mut impl Write,
+    warnings: &[String],
+    provenance: &Provenance,
+    [assumed, file]: [&str; 2],
+) -> io::Result<()> {
+    for warning in warnings {
         writeln!(out, "warning: {warning}")?;
     }
     writeln!(out)?;
-    for item in &result.provenance.inferred {
-        writeln!(out, "inferred, not published: {item}")?;
+    for item in &provenance.inferred {
+        writeln!(out, "{assumed}: {item}")?;
     }
     writeln!(
         out,
-        "made by: tpusim {}; hardware {}; stack {}",
-        result.provenance.version, result.provenance.hardware_digest, result.provenance.workload_digest
+        "made by: tpusim {}; hardware {}; {file} {}",
+        provenance.version, provenance.hardware_digest, provenance.workload_digest
     )
 }
 

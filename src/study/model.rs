@@ -3,15 +3,13 @@
 //! Mixers, norms, dense networks, routers and the head are lowered from their graphs like the stages of a layer. The products of the chosen experts take the grouped
 //! products of the kernel library, with the extents of the graph: those kernels were measured. Where a TPU runs them, rows are first copied into the order of the experts.
 
-use std::collections::BTreeSet;
-
 use super::interval::lower_plans;
 use super::predict;
 use super::run::{
     Chips, PeakRates, RunError, check_formats_at, chip_result, family, interval_words, lower_for,
 };
 use crate::config::{ConfigError, Document};
-use crate::graph::{BuildError, Graph, Op, Role, Stage};
+use crate::graph::{BuildError, Graph, Role, Stage};
 use crate::hardware::{self, Architecture, Chip};
 use crate::kernels::library::{self, CaseError, Formats, Params};
 use crate::kernels::{Group, Kernel, Lowerer, Plan, Program};
@@ -71,8 +69,6 @@ impl From<ConfigError> for ModelError {
 #[derive(Debug, Default)]
 struct Launches {
     kernels: Vec<(Kernel, String)>,
-    /// Names of what stays in device memory between launches: weights, states and caches.
-    kept: BTreeSet<String>,
     /// Rows of the expert products that are no padding, and all of them.
     expert_rows: Option<[f64; 2]>,
 }
@@ -83,14 +79,14 @@ impl Launches {
             .extend(kernels.into_iter().map(|kernel| (kernel, family.to_owned())));
     }
 
-    /// Most bytes that one launch reads and writes beside what is kept.
+    /// Most bytes that one launch reads and writes beside what stays in device memory: weights, states, caches and logs.
     fn activation_bytes(&self) -> u64 {
         let of_kernel = |kernel: &Kernel| {
             kernel
                 .reads
                 .iter()
                 .chain(&kernel.writes)
-                .filter(|transfer| !self.kept.contains(transfer.name.as_str()))
+                .filter(|transfer| transfer.role == Role::Activation)
                 .map(|transfer| transfer.bytes)
                 .sum::<u64>()
         };
@@ -102,37 +98,14 @@ impl Launches {
     }
 }
 
-/// Names of inputs of a graph that stay in device memory, and of results that replace one of them.
-fn kept(graph: &Graph) -> BTreeSet<String> {
-    let held = |role: Role| matches!(role, Role::Weight | Role::State | Role::Cache);
-    let mut names: BTreeSet<String> = graph
-        .inputs()
-        .filter(|(_, node)| matches!(node.op, Op::Input { role, .. } if held(role)))
-        .map(|(_, node)| node.name.to_string())
-        .collect();
-    let replaced: Vec<String> = graph
-        .outputs()
-        .iter()
-        .filter(|(name, _)| names.contains(name))
-        .map(|(_, value)| graph.node(value.node).name.to_string())
-        .collect();
-    names.extend(replaced);
-    names
-}
-
 /// The stages of a block of a model as a plan: one launch for each.
 fn plan_of(stages: &[(Stage, Stage)]) -> Plan {
-    let group = |&(first, last): &(Stage, Stage)| Group {
-        first,
-        last,
-        also: None,
-        program: None,
-        named: None,
-        value_tile: None,
-    };
     Plan {
         name: "block".to_owned(),
-        groups: stages.iter().map(group).collect(),
+        groups: stages
+            .iter()
+            .map(|&(first, last)| Group::of(first, last, None))
+            .collect(),
     }
 }
 
@@ -172,10 +145,7 @@ impl Bench<'_> {
             part: part.to_owned(),
             source,
         })?;
-        let mut launches = Launches {
-            kept: kept(&graph),
-            ..Launches::default()
-        };
+        let mut launches = Launches::default();
         launches.extend(lowered(&graph, self.chip, stages), &self.family(op));
         Ok(launches)
     }
@@ -203,7 +173,6 @@ impl Bench<'_> {
             part: block.name.clone(),
             source,
         };
-        let graph = mechanisms::build(layer).map_err(build)?.graph;
         // The reader has checked the names of plans.
         let plans: Vec<Plan> = plan.into_iter().collect();
         let lowered = lower_plans(layer, &[self.chip.architecture], &plans).map_err(build)?;
@@ -211,11 +180,8 @@ impl Bench<'_> {
             let family = family(&kernel, layer, self.chip);
             (kernel, family)
         });
-        let mut kept = kept(&graph);
-        kept.extend(mechanisms::LOG.map(str::to_owned));
         Ok(Launches {
             kernels: kernels.collect(),
-            kept,
             expert_rows: None,
         })
     }
@@ -258,11 +224,7 @@ impl Bench<'_> {
                 source,
             }
         })?;
-        let mut launches = Launches {
-            kept: kept(&graph),
-            ..Launches::default()
-        };
-        launches.kept.insert("weights".to_owned());
+        let mut launches = Launches::default();
         launches.extend(
             lowered(&graph, self.chip, &[Stage::Router]),
             &self.family("matmul"),
@@ -302,7 +264,6 @@ impl Bench<'_> {
         if let Some(hidden) = experts.shared_hidden {
             let shared = self.dense([rows, width, hidden], Some(experts.shared_gate))?;
             launches.kernels.extend(shared.kernels);
-            launches.kept.extend(shared.kept);
         }
         Ok(launches)
     }

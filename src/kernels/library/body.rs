@@ -261,6 +261,16 @@ impl Body {
         self
     }
 
+    /// Parameters that come from device memory.
+    pub(super) fn weights(mut self, name: &str, bytes: f64, dtype: Dtype) -> Self {
+        let transfer = Transfer {
+            role: Role::Weight,
+            ..self.transfer(name, bytes, dtype)
+        };
+        self.reads.push(transfer);
+        self
+    }
+
     /// A tensor that goes to device memory.
     pub(super) fn write(mut self, name: &str, bytes: f64, dtype: Dtype) -> Self {
         let transfer = self.transfer(name, bytes, dtype);

@@ -270,7 +270,7 @@ fn on_tpu(
             steps,
         )
         .read("rows", (m * k * a.bytes()) as f64 * columns as f64, a)
-        .read("weights", weights as f64 * block as f64, b)
+        .weights("weights", weights as f64 * block as f64, b)
         .write("output", (m * n * a.bytes()) as f64, a);
     body.implementation.cores_limit = Some(match row_tiles {
         RowTiles::PerGroup { .. } => columns,
@@ -338,7 +338,7 @@ fn on_gpu(case: &Case<'_>, shape: &Grouped) -> Result<Vec<Launch>, CaseError> {
     let mut body = Body::new(case.op, "grouped product", programs, 1)
         .product("product", product, programs)
         .read("rows", (m * k * a.bytes()) as f64, a)
-        .read("weights", (used_groups * k * n * b.bytes()) as f64, b)
+        .weights("weights", (used_groups * k * n * b.bytes()) as f64, b)
         .write("output", (m * n * a.bytes()) as f64, a)
         .cached(panels - moved);
     body.implementation.exposed_loads = GPU_EXPOSED_LOADS;
