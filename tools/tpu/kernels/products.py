@@ -1,0 +1,121 @@
+"""Products and triangular inverses the chunk kernels share, for use inside a Pallas TPU kernel.
+
+Every product takes bf16 operands and adds in fp32, as the matrix unit does. A product of fp32 operands is made of several such passes over their
+bf16 pieces. Functions that take lists interleave their steps over the list: the entries are independent, and the matrix unit answers late.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+
+# Contractions of two matrices: a b, a bᵀ, aᵀ b.
+NN = (((1,), (0,)), ((), ()))
+NT = (((1,), (1,)), ((), ()))
+TN = (((0,), (0,)), ((), ()))
+
+# How `inverse` may be asked for.
+INVERSES = ("block_doubling", "hybrid", "product", "neumann", "none")
+
+
+def dot(a, b, contraction=NN):
+    """One pass: bf16 operands, fp32 result."""
+    return lax.dot_general(a, b, contraction, preferred_element_type=jnp.float32)
+
+
+def split(x, pieces=2):
+    """`pieces` bf16 matrices that add up to the fp32 matrix `x`, largest first; two carry 16 bits of the mantissa, three all 24."""
+    parts = []
+    for _ in range(pieces):
+        part = x.astype(jnp.bfloat16)
+        parts.append(part)
+        x = x - part.astype(jnp.float32)
+    return parts
+
+
+def dot_passes(a, b, passes, contraction=NN):
+    """Product of fp32 matrices in `passes` bf16 passes: 1, 3 (relative error about 2^-16) or 6 (the compiler's own fp32 product)."""
+    if passes == 6:
+        return lax.dot_general(a, b, contraction, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+    if passes == 1:
+        return dot(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), contraction)
+    if passes != 3:
+        raise ValueError(f"passes: 1, 3 or 6, not {passes}")
+    a_high, a_low = split(a)
+    b_high, b_low = split(b)
+    return dot(a_high, b_high, contraction) + (dot(a_high, b_low, contraction) + dot(a_low, b_high, contraction))
+
+
+def rows_and_columns(n):
+    """Row index and column index of every entry of an [n, n] matrix."""
+    return lax.broadcasted_iota(jnp.int32, (n, n), 0), lax.broadcasted_iota(jnp.int32, (n, n), 1)
+
+
+def prefix_matrix(tokens, chunk):
+    """[tokens, tokens] bf16 of ones where the column is not after the row and lies in its chunk: times a column of numbers, their running sums."""
+    row, column = rows_and_columns(tokens)
+    return jnp.where((row // chunk == column // chunk) & (row >= column), 1.0, 0.0).astype(jnp.bfloat16)
+
+
+def prefix_sums(ones, x, contraction=NN):
+    """Running sums of fp32 `x` by the matrix unit, exact to fp32: the ones are exact in bf16, `x` is cut into three pieces."""
+    high, middle, low = split(x, 3)
+    return dot(ones, high, contraction) + (dot(ones, middle, contraction) + dot(ones, low, contraction))
+
+
+def _identity(n):
+    row, column = rows_and_columns(n)
+    return jnp.where(row == column, 1.0, 0.0)
+
+
+def _lower_blocks(n, size):
+    """Where the lower left block of each diagonal block of 2 `size` rows lies."""
+    row, column = rows_and_columns(n)
+    shift = size.bit_length()
+    return ((row >> shift) == (column >> shift)) & ((row & size) != 0) & ((column & size) == 0)
+
+
+def inverse(grams, chunk, method="block_doubling", passes=3, steps=4, start=16):
+    """(I + A)⁻¹ of each strictly lower triangular A of `grams`, fp32 [n, n] with blocks of `chunk` rows on the diagonal.
+
+    `block_doubling`: exact, 2 (log2 chunk - 1) dependent products; the inverse of a block of 2 s rows follows from those of its halves,
+    X - (X F) X with F the lower left block. `hybrid`: blocks of `start` rows by repeated squares, then doubling. `product`:
+    (I - A)(I + A²)(I + A⁴).., exact in exact arithmetic, useless where keys are alike. `neumann`: `steps` terms of the series, not exact.
+    `none`: I - A, to measure what the inverse costs.
+    """
+    n = grams[0].shape[0]
+    identity = _identity(n)
+    if method == "none":
+        return [identity - a for a in grams]
+    if method == "neumann":
+        inverses = [identity - a for a in grams]
+        for _ in range(steps - 1):
+            inverses = [identity - dot_passes(a, x, passes) for a, x in zip(grams, inverses)]
+        return inverses
+    if method == "product":
+        return _repeated_squares(grams, identity, chunk, passes)
+    if method == "hybrid":
+        row, column = rows_and_columns(n)
+        near = (row // start) == (column // start)
+        inverses = _repeated_squares([jnp.where(near, a, 0.0) for a in grams], identity, start, passes)
+        size = start
+    elif method == "block_doubling":
+        pairs = _lower_blocks(n, 1)
+        inverses = [identity - jnp.where(pairs, a, 0.0) for a in grams]
+        size = 2
+    else:
+        raise ValueError(f"inverse: one of {', '.join(INVERSES)}, not {method}")
+    while size < chunk:
+        lower = _lower_blocks(n, size)
+        # (X F) X: the new value is the streamed operand of both products, whose stationary operands are known a step earlier.
+        halves = [dot_passes(x, jnp.where(lower, a, 0.0), passes) for a, x in zip(grams, inverses)]
+        inverses = [x - dot_passes(half, x, passes) for x, half in zip(inverses, halves)]
+        size *= 2
+    return inverses
+
+
+def _repeated_squares(grams, identity, rows, passes):
+    powers, inverses, covered = grams, [identity - a for a in grams], 2
+    while covered < rows:
+        powers = [dot_passes(a, a, passes) for a in powers]
+        inverses = [x + dot_passes(x, a, passes) for x, a in zip(inverses, powers)]
+        covered *= 2
+    return inverses
