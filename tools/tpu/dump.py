@@ -7,9 +7,9 @@
 
 A function is named by its module (`package.module` or a `.py` file) and its name; arguments are shapes as
 `dtype[sizes]`, and may be left out where the module has a function or tuple `<name>_args` that gives arrays,
-`jax.ShapeDtypeStruct`s or numbers. A function that needs no argument makes a program: it is called with the
-options, and returns the function to compile and its arguments. Integer arrays that a Pallas kernel needs while it runs (scalar prefetch)
-are given to `tpusim dump --scalars`, see docs/formats.md.
+`jax.ShapeDtypeStruct`s or numbers. A function that needs no argument, or only one called `chip`, makes a
+program: it is called with the options, and returns the function to compile and its arguments. Integer arrays
+that a Pallas kernel needs while it runs (scalar prefetch) are given to `tpusim dump --scalars`, see docs/formats.md.
 
 Needs `pip install -r requirements.txt` (JAX and libtpu; no TPU, no accelerator). The compiler writes up to a
 gigabyte of stages, into a temporary folder that is deleted; a few megabytes are kept: listings of kernels,
@@ -20,6 +20,8 @@ of 2 and 3 the last line on stderr is the reason.
 """
 
 import argparse
+import ast
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -51,6 +53,8 @@ KEPT = (
 )
 
 
+# The parameter of a function that makes a program by which it learns the chip.
+CHIP = "chip"
 # Longest reason of a failure, in characters.
 LONGEST_REASON = 300
 
@@ -132,8 +136,8 @@ def shape(text):
 
 
 def value(text):
-    """An option's value: a number, true, false or none, else the text itself."""
-    words = {"true": True, "false": False, "none": None}
+    """An option's value: a number, true or false, else the text itself."""
+    words = {"true": True, "false": False}
     if text in words:
         return words[text]
     for kind in (int, float):
@@ -158,32 +162,34 @@ def options(given):
 
 
 def makes_program(run):
-    """Whether a function can be called without arguments."""
+    """Whether a function can be called without arguments but for the chip."""
     try:
         parameters = inspect.signature(run).parameters.values()
     except (TypeError, ValueError):
         return False
     packed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return all(p.default is not p.empty or p.kind in packed for p in parameters)
+    return all(p.default is not p.empty or p.kind in packed or p.name == CHIP for p in parameters)
 
 
-def made(make, name, chosen):
+def made(make, name, chosen, chip):
     """The function and the arguments that a function makes with the chosen options, and all options, defaults too."""
     parameters = inspect.signature(make).parameters
     known = [p.name for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if CHIP in chosen:
+        fail(f"--option: `{CHIP}` is that of --chip")
     if not any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
         for option in chosen:
             if option not in known:
                 fail(f"`{name}` has no option `{option}`; it has {', '.join(known)}")
-    program = make(**chosen)
+    program = make(**chosen, **({CHIP: chip} if CHIP in known else {}))
     if not (isinstance(program, tuple) and len(program) == 2 and callable(program[0])):
         fail(f"`{name}` needs no argument: expected it to return a function and its arguments")
-    defaults = {key: parameters[key].default for key in known if key not in chosen}
+    defaults = {key: parameters[key].default for key in known if key not in (CHIP, *chosen)}
     plain = {key: v for key, v in defaults.items() if isinstance(v, (bool, int, float, str))}
     return program[0], list(program[1]), {**plain, **chosen}
 
 
-def function(name, shapes, chosen):
+def function(name, shapes, chosen, chip):
     """The function of a module, its arguments, and the options it was made with."""
     module_name, _, function_name = name.rpartition(":")
     if not module_name:
@@ -209,12 +215,31 @@ def function(name, shapes, chosen):
     run, args = getattr(module, function_name), [shape(text) for text in shapes]
     given = getattr(module, f"{function_name}_args", None)
     if not args and given is None and makes_program(run):
-        return made(run, name, chosen)
+        return made(run, name, chosen, chip)
     if chosen:
         fail(f"--option: `{name}` takes arguments; options are for a function that makes a program")
     if not args and given is not None:
         args = list(given() if callable(given) else given)
     return run, args, {}
+
+
+def source_digest(path):
+    """Digest of a Python file and of the files beside it that it imports, one through the other."""
+    found, left = {}, [path.resolve()]
+    while left:
+        file = left.pop()
+        if file in found or not file.is_file():
+            continue
+        found[file] = file.read_bytes()
+        for node in ast.walk(ast.parse(found[file])):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module]
+            left += [file.parent / f"{name.partition('.')[0]}.py" for name in names]
+    digest = hashlib.sha256()
+    for file in sorted(found):
+        digest.update(file.name.encode() + b"\0" + hashlib.sha256(found[file]).digest())
+    return digest.hexdigest()[:16]
 
 
 def compile_function(run, args, device):
@@ -282,7 +307,7 @@ def command(out):
 def main():
     """Compiles, keeps, and says what was kept."""
     args = arguments()
-    chosen = options(args.option)
+    chosen, source = options(args.option), Path(args.program.rpartition(":")[0])
     stablehlo = Path(args.program).suffix in (".mlir", ".stablehlo")
     if stablehlo and not Path(args.program).is_file():
         fail(f"no file `{args.program}`")
@@ -299,10 +324,12 @@ def main():
             if stablehlo:
                 compiled = compile_stablehlo(Path(args.program), topology)
             else:
-                run, given, chosen = function(args.program, args.shapes, chosen)
+                run, given, chosen = function(args.program, args.shapes, chosen, args.chip)
                 compiled = compile_function(run, given, device)
         except SystemExit:
             raise
+        except ImportError as error:
+            fail(f"`{args.program}`: {reason(error)}")
         except Exception as error:  # Whatever JAX and the compiler throw.
             traceback.print_exc()
             fail(f"`{args.program}` does not compile for {args.chip}: {reason(error)}", 3)
@@ -324,6 +351,7 @@ def main():
             "device": args.chip,
             **versions,
             "command": command(args.out),
+            "source_digest": source_digest(source) if source.suffix == ".py" and source.is_file() else None,
             "options": chosen or None,
             "case": dict(zip(("op", "params", "dtype"), args.case)) if args.case else None,
             "compile_s": round(seconds, 2),
