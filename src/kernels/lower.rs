@@ -1079,8 +1079,11 @@ fn kind(graph: &Graph, id: NodeId) -> OpKind {
                 shifts,
             )
         }
-        Op::Transpose { .. } | Op::RepeatMinor { .. } => {
-            with_lanes(shape, 0.0, [rows(shape), shape.from_end(0)], 1.0)
+        Op::Transpose { .. } => with_lanes(shape, 0.0, [rows(shape), shape.from_end(0)], 1.0),
+        // Every number is spread over lanes of its own; registers that hold several of them are put together from as many.
+        Op::RepeatMinor { times } => {
+            let numbers = shape.from_end(0) / times.max(&1);
+            with_lanes(shape, 0.0, [rows(shape) * numbers, *times], 1.0)
         }
         Op::Cholesky => OpKind::Cholesky {
             rows: shape.from_end(1) as u64,
