@@ -1091,6 +1091,7 @@ fn kind(graph: &Graph, id: NodeId) -> OpKind {
         Op::ForwardSubstitution | Op::BackwardSubstitution => OpKind::Substitution {
             rows: shape.from_end(1) as u64,
             columns: shape.from_end(0) as u64,
+            systems: (operand_shape(0).from_end(0) / shape.from_end(1).max(1)) as u64,
         },
         Op::SelectVisible { visibility, .. } => vector(shape, visibility.conditions() as f64, 0.0),
         _ => vector(shape, 1.0, 0.0),
