@@ -87,7 +87,11 @@ fn no_schedule_is_faster_than_its_products() -> Tested {
         };
         let chip = hardware::load_uncalibrated(row.time.chip)?;
         let cores = f64::from(row.time.cores_used.unwrap_or(1)) / f64::from(chip.cores_per_device);
-        let peak = chip.matrix_flops_per_second(Dtype::Bf16).ok_or("no bf16 peak")?.get() * cores;
+        let peak = chip
+            .matrix_flops_per_second(Dtype::Bf16)
+            .ok_or("no bf16 peak")?
+            .get()
+            * cores;
         let floor_us = 3.0 * 2.0 * tokens * heads * dk * values / peak * 1e6;
         assert!(
             row.time.time_us > floor_us,

@@ -156,9 +156,17 @@ fn case_of(schedule: &Schedule) -> Option<Case> {
                 },
                 options.number("inverse_passes")?,
                 options.number("neumann_steps").unwrap_or(4),
-                if options.is_set("form_w") { "wy" } else { "remainder" },
+                if options.is_set("form_w") {
+                    "wy"
+                } else {
+                    "remainder"
+                },
                 options.text("state_format")?,
-                if options.is_set("front") { "convolution" } else { "none" },
+                if options.is_set("front") {
+                    "convolution"
+                } else {
+                    "none"
+                },
                 if options.is_set("stages") { 3 } else { 1 },
             );
             ("sla_pallas", params)

@@ -4,7 +4,7 @@ use super::calls::Sizes;
 use crate::graph::{Op, Precision, Stage};
 use crate::kernels::library::{Case, CaseError, Launch};
 use crate::kernels::{Group, Lowerer, Plan, Program};
-use crate::layer::{GramVariant, InverseVariant, Layer, StateFormat};
+use crate::layer::{GramVariant, InverseVariant, Layer, Solve, StateFormat};
 use crate::mechanisms::{self, Granularity, LayerGraph};
 
 /// What a kernel does before the core.
@@ -21,7 +21,7 @@ enum Front {
 /// The launches of one call of a kernel: `MECHANISM_pallas`.
 ///
 /// `T`, `H`, `Hv`, `K`, `V`, `B` (1) and `chunk` are sizes; `tiles` the decay tiles of a key head, `gram`, `inverse`, `passes` (of the inverse: 1, 3, 6), `steps`
-/// (of a Neumann series) and `state` are the variants of the layer; `heads` and `chunks` are what a program works on; `front` (`none`, `gates`, `convolution`) is what the
+/// (of a Neumann series), `solve` and `state` are the variants of the layer; `heads` and `chunks` are what a program works on; `front` (`none`, `gates`, `convolution`) is what the
 /// kernel does before the core; `launches` is 1 (all in one), 2 (gates to WY factors, scan with output) or 3 (scan and output apart).
 ///
 /// # Errors
@@ -46,6 +46,10 @@ pub(super) fn launches(case: &Case<'_>, usual: &Layer) -> Result<Vec<Launch>, Ca
             "1" => Precision::Default,
             "6" => Precision::Highest,
             _ => Precision::High,
+        },
+        solve: match case.word("solve", &["wy", "remainder"])? {
+            "remainder" => Solve::Remainder,
+            _ => Solve::Wy,
         },
         neumann_steps: case.optional("steps")?.unwrap_or(usual.neumann_steps as u64) as usize,
         // One tap multiplies by a weight: what is left of the stage is the norm.
@@ -109,6 +113,7 @@ pub(super) fn launches(case: &Case<'_>, usual: &Layer) -> Result<Vec<Launch>, Ca
 /// The inverse of a case.
 fn variant(case: &Case<'_>) -> Result<InverseVariant, CaseError> {
     let known = [
+        InverseVariant::PackedDoubling,
         InverseVariant::BlockDoubling,
         InverseVariant::Neumann,
         InverseVariant::Product,
@@ -125,7 +130,7 @@ fn variant(case: &Case<'_>) -> Result<InverseVariant, CaseError> {
 /// The Gram of a case, and the folded one where the decays allow it.
 fn gram(case: &Case<'_>, layer: &Layer) -> Result<Option<GramVariant>, CaseError> {
     let usual = match (layer.mechanism.granularity)(layer) {
-        Granularity::Channel => GramVariant::Pivot,
+        Granularity::Channel => GramVariant::Halving,
         Granularity::Scalar => GramVariant::ScalarMask,
         _ => GramVariant::Folded,
     };
