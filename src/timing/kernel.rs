@@ -349,7 +349,13 @@ impl Timer {
             self.registers_of = Some(shape);
         }
         if self.costs_of != Some((core, value_parts)) {
-            program::costs(form.kernel, chip, &self.registers, value_parts, &mut self.costs);
+            program::costs(
+                (form.kernel, form.order),
+                chip,
+                &self.registers,
+                value_parts,
+                &mut self.costs,
+            );
             self.costs_of = Some((core, value_parts));
             // Matrix arrays first: what one of them has to do at least.
             let mut lanes = [0.0; 5];

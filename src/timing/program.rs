@@ -10,6 +10,8 @@
 
 use std::ops::Range;
 
+use rustc_hash::{FxHashMap, FxHashSet};
+
 use super::unit::{Instance, Lane, Occupancy, occupancy_of};
 use super::vector;
 use crate::hardware::Chip;
@@ -184,6 +186,64 @@ pub struct Order {
     carried: Vec<usize>,
     /// Of those, the ones that nothing in the loop waits for: the next chunk starts from their results.
     last: Vec<usize>,
+    /// Of every operation, whether a large tensor it works on comes from memory, and goes there.
+    through_memory: Vec<ThroughMemory>,
+}
+
+/// Whether a vector operation on a tensor that registers do not hold loads it, and stores its result. A chain of such operations runs register by register:
+/// it loads at its start and stores at its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThroughMemory {
+    /// An operand comes from memory.
+    pub loads: bool,
+    /// The result goes to memory.
+    pub stores: bool,
+}
+
+/// What of the loop that carries the state passes through memory.
+fn through_memory(ops: &[KernelOp], carried: &[usize]) -> Vec<ThroughMemory> {
+    let both = ThroughMemory {
+        loads: true,
+        stores: true,
+    };
+    let mut found = vec![both; ops.len()];
+    // Operations of the loop that each of them depends on, itself included.
+    let mut on: FxHashMap<usize, FxHashSet<usize>> = FxHashMap::default();
+    for &i in carried {
+        let mut of = FxHashSet::from_iter([i]);
+        for j in &ops[i].after {
+            of.extend(on.get(j).into_iter().flatten().copied());
+        }
+        on.insert(i, of);
+    }
+    let dims = |i: usize| match &ops[i].kind {
+        OpKind::Vector { dims, .. } if ops[i].carried => Some(dims),
+        _ => None,
+    };
+    // A register of `i` can go on to `j` where nothing else that `j` waits for has to see all of `i` first.
+    let goes_on = |i: usize, j: usize| {
+        dims(i).is_some()
+            && dims(i) == dims(j)
+            && ops[j]
+                .after
+                .iter()
+                .all(|&other| other == i || on.get(&other).is_none_or(|of| !of.contains(&i)))
+    };
+    for &j in carried {
+        if dims(j).is_none() {
+            continue;
+        }
+        let large = |i: &&usize| matches!(ops[**i].kind, OpKind::Product { .. }) || dims(**i) == dims(j);
+        let mut operands = ops[j].after.iter().filter(large).peekable();
+        let from_registers = operands.peek().is_some() && operands.all(|&i| goes_on(i, j));
+        found[j].loads = !from_registers;
+    }
+    for &i in carried {
+        let mut readers = carried.iter().filter(|&&j| ops[j].after.contains(&i)).peekable();
+        let to_registers = readers.peek().is_some() && readers.all(|&j| goes_on(i, j));
+        found[i].stores = !to_registers;
+    }
+    found
 }
 
 impl Order {
@@ -206,7 +266,9 @@ impl Order {
             }
         }
         let last = carried.iter().copied().filter(|&i| !consumed[i]).collect();
+        let through_memory = through_memory(ops, &carried);
         Order {
+            through_memory,
             sequence,
             carried,
             last,
@@ -561,20 +623,21 @@ pub fn registers(kernel: &Kernel, chip: &Chip, registers: &mut Vec<f64>) {
 }
 
 /// What one instance of every operation of a kernel asks of a core. `registers` are those of [`registers`] on this chip.
-pub fn costs(kernel: &Kernel, chip: &Chip, registers: &[f64], value_parts: u64, costs: &mut Vec<Occupancy>) {
+pub fn costs(
+    (kernel, order): (&Kernel, &Order),
+    chip: &Chip,
+    registers: &[f64],
+    value_parts: u64,
+    costs: &mut Vec<Occupancy>,
+) {
     costs.clear();
-    costs.extend(
-        kernel
-            .ops
-            .iter()
-            .zip(registers)
-            .map(|(op, &registers)| of_op(op, chip, registers, value_parts)),
-    );
+    let ops = kernel.ops.iter().zip(&order.through_memory).zip(registers);
+    costs.extend(ops.map(|((op, &through), &registers)| of_op(op, through, chip, registers, value_parts)));
 }
 
-/// What one instance of an operation asks of a core; a carried state that the registers do not hold is loaded and stored by each; one of a loop inside the step delays it by the
+/// What one instance of an operation asks of a core; a carried state that the registers do not hold is loaded at the start of a chain of operations and stored at its end; one of a loop inside the step delays it by the
 /// latency of every trip, one that only some steps execute by its share of the latency.
-fn of_op(op: &KernelOp, chip: &Chip, registers: f64, value_parts: u64) -> Occupancy {
+fn of_op(op: &KernelOp, through: ThroughMemory, chip: &Chip, registers: f64, value_parts: u64) -> Occupancy {
     let instance = Instance {
         op: &op.kind,
         registers,
@@ -583,7 +646,7 @@ fn of_op(op: &KernelOp, chip: &Chip, registers: f64, value_parts: u64) -> Occupa
     };
     let mut cost = occupancy_of(chip, &instance);
     if op.carried {
-        cost.vector[3] = cost.vector[3].max(vector::through_memory(chip, &op.kind, registers));
+        cost.vector[3] = cost.vector[3].max(vector::through_memory(chip, &op.kind, registers, through));
     }
     Occupancy {
         latency: cost.latency * op.serial as f64 * op.share,

@@ -4,6 +4,7 @@
 //! of `lanes x sublanes` elements, so small or oddly shaped tensors pay for the rest of the register.
 
 use super::matrix;
+use super::program::ThroughMemory;
 use super::unit::{Instance, Occupancy, Unit};
 use crate::coefficients::Coefficient;
 use crate::hardware::{Architecture, Chip};
@@ -127,10 +128,11 @@ fn substitution(chip: &Chip, rows: u64, columns: u64, systems: u64, occupancy: &
     occupancy.latency += chain * chip.coefficient(Coefficient::SubstitutionStep) * chip.latency.vector;
 }
 
-/// Cycles of the load and store slots of a vector operation on matrices of which a single one fills more registers than a TPU has: each is loaded and stored.
+/// Cycles of the load and store slots of a vector operation on matrices of which a single one fills more registers than a TPU has: each is loaded and stored where a chain of
+/// operations starts and ends.
 /// 0 for every other operation. A GPU splits what its registers do not hold over programs. `registers` are those that all of them fill.
 #[must_use]
-pub fn through_memory(chip: &Chip, op: &OpKind, registers: f64) -> f64 {
+pub fn through_memory(chip: &Chip, op: &OpKind, registers: f64, through: ThroughMemory) -> f64 {
     let OpKind::Vector { dims, .. } = op else {
         return 0.0;
     };
@@ -141,7 +143,8 @@ pub fn through_memory(chip: &Chip, op: &OpKind, registers: f64) -> f64 {
     if chip.architecture == Architecture::Gpu || held <= f64::from(chip.vector_unit.registers) {
         return 0.0;
     }
-    traffic(chip, registers, registers)
+    let moved = |does: bool| if does { registers } else { 0.0 };
+    traffic(chip, moved(through.loads), moved(through.stores))
 }
 
 /// Cycles of the load and store slots for `loaded` and `stored` registers; loads and stores issue side by side.
