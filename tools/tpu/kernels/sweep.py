@@ -261,7 +261,7 @@ def main():
     parser.add_argument("--stale", action="store_true", help="also those that are done and whose sources have changed since")
     parser.add_argument("--dry-run", action="store_true", help="print the names and compile nothing")
     parser.add_argument("--scratch", type=Path, help="folder for dumps, each deleted once it is read")
-    parser.add_argument("--limit", type=int, default=900, metavar="SECONDS", help="longest time that one program may take")
+    parser.add_argument("--limit", type=int, default=3600, metavar="SECONDS", help="longest time that one program may take")
     args = parser.parse_args()
     declared = cases(args.list)
     results = Results(args.results)
