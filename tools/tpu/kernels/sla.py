@@ -20,7 +20,7 @@ times a mask of differences that are never positive.
 """
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -476,6 +476,112 @@ def layer(plan, q, k, v, gates, weights, parameters, initial=None, final=False, 
     return _call(plan, q, k, v, gates, [*weights, parameters], initial, final, interpret)
 
 
+# The same stages as kernels of their own, with what passes between them in HBM: what fusing gains can be compiled and compared.
+
+
+def _solve_kernel(q_ref, k_ref, v_ref, gates_ref, sums_ref, queries_ref, writes_ref, w_ref, updates_ref, products_ref, *, plan):
+    """Ops 3 to 5."""
+    gates = gates_ref[...].reshape(plan.heads_per_program * plan.gate_rows, plan.tokens)
+    q, k = (functools.partial(_columns, ref, width=plan.key_dim) for ref in (q_ref, k_ref))
+    sums = _running_sums(plan, gates)
+    sums_ref[...] = sums.reshape(sums_ref.shape)
+    reads, queries, writes = _operands(plan, q, k, gates, sums)
+    inverses, products = _solve(plan, *_products_of_keys(plan, q, k, gates, sums, reads, queries, writes))
+    for x, product, (head, rows) in zip(inverses, products, _units(plan)):
+        keys = slice(head * plan.key_dim, (head + 1) * plan.key_dim)
+        values = slice(head * plan.value_width, (head + 1) * plan.value_width)
+        queries_ref[rows, keys], writes_ref[rows, keys] = queries[head][rows], writes[head][rows]
+        w_ref[rows, keys] = dot(x, reads[head][rows]).astype(jnp.bfloat16)
+        updates_ref[rows, values] = dot(x, v_ref[rows, values]).astype(jnp.bfloat16)
+        products_ref[rows, head * plan.chunk : (head + 1) * plan.chunk] = product
+
+
+def _scan_kernel(sums_ref, writes_ref, w_ref, updates_ref, *refs, plan, initial, final):
+    """Op 6: updates U and the state that every chunk reads."""
+    refs = list(refs)
+    initial_ref = refs.pop(0) if initial else None
+    out, states_ref = refs.pop(0), refs.pop(0)
+    final_ref = refs.pop(0) if final else None
+    state, heads = _State(plan, *refs), range(plan.heads_per_program)
+
+    @pl.when(pl.program_id(1) == 0)
+    def _():
+        state.start(initial_ref)
+
+    sums = sums_ref[...].reshape(plan.heads_per_program * plan.gate_rows, plan.tokens)
+    for c in range(plan.chunks_per_program):
+        rows = slice(c * plan.chunk, (c + 1) * plan.chunk)
+        states, after = state.decayed(sums, c)
+        rounded = [x.astype(jnp.bfloat16) for x in states]
+        reads = [dot(_columns(w_ref, h, plan.key_dim)[rows], rounded[h]) for h in heads]
+        for h in heads:
+            values = slice(h * plan.value_width, (h + 1) * plan.value_width)
+            update = (updates_ref[rows, values].astype(jnp.float32) - reads[h]).astype(jnp.bfloat16)
+            kept = states[h] if after is None else states[h] * after[h]
+            state.store(h, kept + dot(_columns(writes_ref, h, plan.key_dim)[rows], update, TN))
+            out[rows, values] = update
+            states_ref[c, h] = rounded[h]
+    if final:
+
+        @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
+        def _():
+            state.finish(final_ref)
+
+
+def _output_kernel(queries_ref, products_ref, updates_ref, states_ref, out, *, plan):
+    """Op 7a."""
+    for c in range(plan.chunks_per_program):
+        rows = slice(c * plan.chunk, (c + 1) * plan.chunk)
+        for h in range(plan.heads_per_program):
+            values = slice(h * plan.value_width, (h + 1) * plan.value_width)
+            inside = dot(_columns(products_ref, h, plan.chunk)[rows], updates_ref[rows, values])
+            out[rows, values] = (dot(_columns(queries_ref, h, plan.key_dim)[rows], states_ref[c, h]) + inside).astype(out.dtype)
+
+
+def attention_in_stages(plan, q, k, v, gates, initial=None, final=False, interpret=False):
+    """`attention` as three kernels: ops 3 to 5 with the factors W and U of the chunk solve, op 6, op 7a."""
+    _checked_arrays(plan.checked(), q, k, v, gates, initial)
+    total = q.shape[0]
+    (q, k, v), gates = _padded(plan, [q, k, v], gates)
+    wide, gate_block, states = _blocks(plan)
+    heads, tokens = plan.heads_per_program, q.shape[0]
+    grid = (plan.key_heads // heads, tokens // plan.tokens)
+    keys, values, products = wide(plan.key_dim), wide(plan.value_width), wide(plan.chunk)
+    array = lambda width: jax.ShapeDtypeStruct((tokens, plan.key_heads * width), jnp.bfloat16)
+    every = pl.BlockSpec((plan.chunks_per_program, heads, plan.key_dim, plan.value_width), lambda h, c: (c, h, 0, 0))
+    sums, queries, writes, w, updates, inside = pl.pallas_call(
+        functools.partial(_solve_kernel, plan=plan),
+        grid=grid,
+        in_specs=[keys, keys, values, gate_block],
+        out_specs=[gate_block, keys, keys, keys, values, products],
+        out_shape=[jax.ShapeDtypeStruct(gates.shape, jnp.float32), *[array(plan.key_dim)] * 3, array(plan.value_width), array(plan.chunk)],
+        name="sla_solve",
+        **_parameters(interpret),
+    )(q, k, v, gates)
+    shape = jax.ShapeDtypeStruct
+    out_shape = [array(plan.value_width), shape((tokens // plan.chunk, plan.key_heads, plan.key_dim, plan.value_width), jnp.bfloat16)]
+    scan = pl.pallas_call(
+        functools.partial(_scan_kernel, plan=plan, initial=initial is not None, final=final),
+        grid=grid,
+        in_specs=[gate_block, keys, keys, values, *[states] * (initial is not None)],
+        out_specs=[values, every, *[states] * final],
+        out_shape=out_shape + [shape((plan.key_heads, plan.key_dim, plan.value_width), jnp.float32)] * final,
+        scratch_shapes=_State.scratch(plan),
+        name="sla_scan",
+        **_parameters(interpret),
+    )(sums, writes, w, updates, *[initial] * (initial is not None))
+    out = pl.pallas_call(
+        functools.partial(_output_kernel, plan=plan),
+        grid=grid,
+        in_specs=[keys, products, values, every],
+        out_specs=values,
+        out_shape=array(plan.value_width),
+        name="sla_output",
+        **_parameters(interpret),
+    )(queries, inside, scan[0], scan[1])
+    return (out[:total], scan[2]) if final else out[:total]
+
+
 def program(
     tokens=8192,
     key_heads=8,
@@ -484,12 +590,18 @@ def program(
     value_dim=128,
     decay_tiles=4,
     front=False,
+    stages=False,
     initial=False,
     final=False,
     **options,
 ):
-    """A function to compile and the shapes of its arguments, by default at the size of the SLA paper's tables; `options` are those of `Plan`."""
+    """A function to compile and the shapes of its arguments, by default at the size of the SLA paper's tables; `options` are those of `Plan`.
+
+    `front`: `layer`; `stages`: `attention_in_stages`; else `attention`. `initial`, `final`: with states before and after.
+    """
     plan = Plan(key_heads, key_dim, values_per_key * value_dim, decay_tiles, **options).checked()
+    if front and stages:
+        raise ValueError("front and stages: one of the two")
     shape, columns = jax.ShapeDtypeStruct, (key_heads * key_dim, key_heads * key_dim, key_heads * plan.value_width)
     arguments = [shape((tokens, width), jnp.bfloat16) for width in columns] + [shape((key_heads, plan.gate_rows, tokens), jnp.float32)]
     if front:
@@ -501,6 +613,6 @@ def program(
     def run(*arrays):
         state = arrays[-1] if initial else None
         arrays = arrays[:-1] if initial else arrays
-        return (layer if front else attention)(plan, *arrays, initial=state, final=final)
+        return (layer if front else attention_in_stages if stages else attention)(plan, *arrays, initial=state, final=final)
 
     return run, tuple(arguments)
