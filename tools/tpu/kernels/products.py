@@ -190,7 +190,7 @@ def _substitute(lower):
     for solved in range(size - 1):
         top = (solved + 1) // 8 * 8  # whole registers above the next row are done
         below = lower[top:]
-        factor = jnp.take_along_axis(below, (column[top:] & -size) + solved, axis=1)
+        factor = jnp.take_along_axis(below, (column[top:] & -size) + solved, axis=1, mode="promise_in_bounds")
         updated = x[top:] - factor * x[solved : solved + 1]
         x = jnp.concatenate([x[:top], updated], 0) if top else updated
     return x

@@ -163,10 +163,11 @@ def _over_channels(plan, factors):
 
 
 def _over_state(plan, factors):
-    """Factors, equal in all 128 lanes, over the rows of the state: for each head [key_dim, value_width]."""
-    tiles = _tile_of_channel(plan, False)
-    columns = [dot(tiles, _of_head(plan, factors, head)) for head in range(plan.heads_per_program)]
-    return [jnp.concatenate([column] * (plan.value_width // LANES), 1) for column in columns]
+    """Factors [heads x gate_rows, columns] over the rows of the state, each equal in 128 lanes: for each head, and each column, [key_dim, 128]."""
+    tiles, columns = _tile_of_channel(plan, False), factors.shape[1]
+    over_lanes = jnp.concatenate([jnp.broadcast_to(factors[:, i : i + 1], (factors.shape[0], LANES)) for i in range(columns)], 1)
+    spread = [dot(tiles, _of_head(plan, over_lanes, head)) for head in range(plan.heads_per_program)]
+    return [[x[:, i * LANES : (i + 1) * LANES] for i in range(columns)] for x in spread]
 
 
 def _columns(ref, head, width):
@@ -226,36 +227,32 @@ def _solve(plan, grams, products):
 
 
 class _State:
-    """States of the heads of a program in VMEM, in their stored format, and the log decay they still lack."""
+    """States of the heads of a program in VMEM, in their stored format."""
 
-    def __init__(self, plan, values, scales, lack):
-        self.plan, self.values, self.scales, self.lack = plan, values, scales, lack
+    def __init__(self, plan, values, scales):
+        self.plan, self.values, self.scales = plan, values, scales
 
     @staticmethod
     def scratch(plan):
         """Shapes in VMEM."""
         dtype = {"f32": jnp.float32, "bf16": jnp.bfloat16, "row_fp8": jnp.float8_e4m3fn}[plan.state_format]
-        heads = plan.heads_per_program
-        scaled = plan.state_format == "row_fp8"
-        return [
-            pltpu.VMEM((heads, plan.key_dim, plan.value_width), dtype),
-            pltpu.VMEM((heads, plan.key_dim, LANES) if scaled else (1, SUBLANES, LANES), jnp.float32),
-            pltpu.VMEM((heads * plan.gate_rows, LANES), jnp.float32),
-        ]
+        scales = (plan.heads_per_program, plan.key_dim, LANES) if plan.state_format == "row_fp8" else (1, SUBLANES, LANES)
+        return [pltpu.VMEM((plan.heads_per_program, plan.key_dim, plan.value_width), dtype), pltpu.VMEM(scales, jnp.float32)]
+
+    def over_values(self, column):
+        """[key_dim, 128] beside itself over all values."""
+        return jnp.concatenate([column] * (self.plan.value_width // LANES), 1)
 
     def start(self, initial):
         """Before the first chunk: the initial states, or zeros where there are none."""
-        self.lack[...] = jnp.zeros_like(self.lack)
         for head in range(self.plan.heads_per_program):
             shape = (self.plan.key_dim, self.plan.value_width)
             self.store(head, jnp.zeros(shape, jnp.float32) if initial is None else initial[head])
 
     def load(self, head):
-        """The state as it was stored, fp32."""
+        """The state of a head, fp32."""
         values = self.values[head].astype(jnp.float32)
-        if self.plan.state_format == "row_fp8":
-            values = values * jnp.concatenate([self.scales[head]] * (self.plan.value_width // LANES), 1)
-        return values
+        return values * self.over_values(self.scales[head]) if self.plan.state_format == "row_fp8" else values
 
     def store(self, head, value):
         """Rounds to the stored format; row-FP8 has the scale of each row in all lanes."""
@@ -263,26 +260,34 @@ class _State:
             largest = jnp.maximum(jnp.max(jnp.abs(value), axis=1, keepdims=True), jnp.finfo(jnp.float32).tiny * LARGEST_FP8)
             largest = jnp.broadcast_to(largest, (self.plan.key_dim, LANES))
             self.scales[head] = largest / LARGEST_FP8
-            value = value * jnp.concatenate([LARGEST_FP8 / largest] * (self.plan.value_width // LANES), 1)
+            value = value * self.over_values(LARGEST_FP8 / largest)
         self.values[head] = value.astype(self.values.dtype)
-
-    def decayed(self, sums, chunk):
-        """States as the products of a chunk read them, and what they are to be multiplied by before its writes are added (None: one)."""
-        plan, first = self.plan, chunk * self.plan.chunk
-        over_lanes = lambda token: jnp.broadcast_to(sums[:, first + token : first + token + 1], (sums.shape[0], LANES))
-        last, heads = over_lanes(plan.chunk - 1), range(plan.heads_per_program)
-        if plan.gram == "folded":
-            pivot = over_lanes(plan.chunk // 2)
-            factors = _over_state(plan, jnp.exp(self.lack[...] + pivot))
-            self.lack[...] = last - pivot
-            return [self.load(head) * factors[head] for head in heads], None
-        return [self.load(head) for head in heads], _over_state(plan, jnp.exp(last))
 
     def finish(self, out):
         """After the last chunk: the states, fp32."""
-        factors = _over_state(self.plan, jnp.exp(self.lack[...]))
         for head in range(self.plan.heads_per_program):
-            out[head] = self.load(head) * factors[head]
+            out[head] = self.load(head)
+
+
+class _Decays:
+    """Decay of the states over a chunk: in two steps around the pivot with the folded Gram (the whole may be less than fp32 can hold), else in one."""
+
+    def __init__(self, plan, state, sums, chunk):
+        at = lambda token: sums[:, chunk * plan.chunk + token : chunk * plan.chunk + token + 1]
+        self.state, self.folded, last = state, plan.gram == "folded", at(plan.chunk - 1)
+        pivot = at(plan.chunk // 2)
+        exponents = jnp.concatenate([pivot, last - pivot], 1) if self.folded else last
+        self.factors = _over_state(plan, jnp.exp(exponents))
+
+    def read(self, head):
+        """The state as the products of the chunk read it, fp32."""
+        state = self.state.load(head)
+        return state * self.state.over_values(self.factors[head][0]) if self.folded else state
+
+    def write(self, head, read, added):
+        """Stores the state after the chunk: what was read and what the chunk adds."""
+        factor = self.state.over_values(self.factors[head][-1])
+        self.state.store(head, (read + added) * factor if self.folded else read * factor + added)
 
 
 def _kernel(*refs, plan, front, initial, final, valid):
@@ -294,8 +299,8 @@ def _kernel(*refs, plan, front, initial, final, valid):
     initial_ref = refs.pop(0) if initial else None
     out = refs.pop(0)
     final_ref = refs.pop(0) if final else None
-    state = _State(plan, *refs[:3])
-    tails = refs[3:]
+    state = _State(plan, *refs[:2])
+    tails = refs[2:]
     step, heads, chunk = pl.program_id(1), range(plan.heads_per_program), plan.chunk
 
     @pl.when(step == 0)
@@ -320,7 +325,8 @@ def _kernel(*refs, plan, front, initial, final, valid):
     for c in range(plan.chunks_per_program):
         first = c * plan.heads_per_program
         rows = units[first][1]
-        states, after = state.decayed(sums, c)
+        decays = _Decays(plan, state, sums, c)
+        states = [decays.read(h) for h in heads]
         left = [factors[first + h] if plan.form_w else reads[h][rows] for h in heads]
         read = [dot(jnp.concatenate([left[h], queries[h][rows]], 0), states[h].astype(jnp.bfloat16)) for h in heads]
         if plan.form_w:
@@ -329,8 +335,7 @@ def _kernel(*refs, plan, front, initial, final, valid):
             rest = [(v(h)[rows].astype(jnp.float32) - read[h][:chunk]).astype(jnp.bfloat16) for h in heads]
             update = [dot(inverses[first + h], rest[h]).astype(jnp.bfloat16) for h in heads]
         for h in heads:
-            kept = states[h] if after is None else states[h] * after[h]
-            state.store(h, kept + dot(writes[h][rows], update[h], TN))
+            decays.write(h, states[h], dot(writes[h][rows], update[h], TN))
             width = slice(h * plan.value_width, (h + 1) * plan.value_width)
             out[rows, width] = (read[h][chunk:] + dot(products[first + h], update[h])).astype(out.dtype)
     if final:
@@ -511,14 +516,14 @@ def _scan_kernel(sums_ref, writes_ref, w_ref, updates_ref, *refs, plan, initial,
     sums = sums_ref[...].reshape(plan.heads_per_program * plan.gate_rows, plan.tokens)
     for c in range(plan.chunks_per_program):
         rows = slice(c * plan.chunk, (c + 1) * plan.chunk)
-        states, after = state.decayed(sums, c)
+        decays = _Decays(plan, state, sums, c)
+        states = [decays.read(h) for h in heads]
         rounded = [x.astype(jnp.bfloat16) for x in states]
         reads = [dot(_columns(w_ref, h, plan.key_dim)[rows], rounded[h]) for h in heads]
         for h in heads:
             values = slice(h * plan.value_width, (h + 1) * plan.value_width)
             update = (updates_ref[rows, values].astype(jnp.float32) - reads[h]).astype(jnp.bfloat16)
-            kept = states[h] if after is None else states[h] * after[h]
-            state.store(h, kept + dot(_columns(writes_ref, h, plan.key_dim)[rows], update, TN))
+            decays.write(h, states[h], dot(_columns(writes_ref, h, plan.key_dim)[rows], update, TN))
             out[rows, values] = update
             states_ref[c, h] = rounded[h]
     if final:
