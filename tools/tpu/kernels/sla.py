@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -49,6 +50,7 @@ class Plan:
     value_width: int
     decay_tiles: int
     heads_per_program: int = 8
+    heads_per_group: int = 4  # of those of a program: groups go through the steps one after the other
     chunk: int = 128
     chunks_per_program: int = 1
     gram: str = "folded"
@@ -72,11 +74,13 @@ class Plan:
 
     def checked(self):
         """The plan itself, or ValueError."""
-        for name in ("key_heads", "key_dim", "value_width", "decay_tiles", "heads_per_program", "chunks_per_program", "neumann_steps"):
+        for name in ("key_heads", "key_dim", "value_width", "decay_tiles", "heads_per_program", "heads_per_group", "chunks_per_program", "neumann_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: 1 or more, not {getattr(self, name)}")
         if self.key_heads % self.heads_per_program:
             raise ValueError(f"heads_per_program: a divisor of {self.key_heads} key heads, not {self.heads_per_program}")
+        if self.heads_per_program % self.heads_per_group:
+            raise ValueError(f"heads_per_group: a divisor of {self.heads_per_program} heads_per_program, not {self.heads_per_group}")
         if self.chunk not in (16, 32, 64, 128):
             raise ValueError(f"chunk: 16, 32, 64 or 128 tokens, not {self.chunk}")
         if self.tokens % LANES:
@@ -140,44 +144,70 @@ def _factors(plan, gates, sums):
     return jnp.exp(sums), jnp.exp(_per_chunk(plan, sums, plan.chunk - 1) - sums) * beta
 
 
-def _tile_of_channel(plan, rows_first):
-    """Ones where a gate row is that of a key channel, twice over the gate rows (for two bf16 pieces)."""
-    rows, axis = plan.gate_rows, 0 if rows_first else 1
-    shape = (2 * rows, plan.key_dim) if rows_first else (plan.key_dim, 2 * rows)
-    gate = lax.broadcasted_iota(jnp.int32, shape, axis)
-    gate = jnp.where(gate < rows, gate, gate - rows)
-    channel = lax.broadcasted_iota(jnp.int32, shape, 1 - axis)
-    width = plan.key_dim // plan.decay_tiles
-    return jnp.where((channel >= gate * width) & (channel < gate * width + width), 1.0, 0.0).astype(jnp.bfloat16)
+def spreads(plan):
+    """Matrices of ones that spread factors of gate rows over key channels, bf16, for the heads that share one of them; constants of a kernel.
+
+    [heads, depth, key_dim] and its transpose. The depth holds two bf16 pieces of the gate rows of all these heads, and fills the matrix unit.
+    """
+    rows, sharing = plan.gate_rows, _sharing(plan)
+    depth = -(-2 * rows * sharing // LANES) * LANES
+    ones = np.zeros((sharing, depth, plan.key_dim), np.float32)
+    for head in range(sharing):
+        for channel in range(plan.key_dim):
+            row = head * rows + channel // (plan.key_dim // plan.decay_tiles)
+            ones[head, [row, sharing * rows + row], channel] = 1
+    return [jnp.asarray(x, jnp.bfloat16) for x in (ones, ones.swapaxes(1, 2))]
 
 
-def _of_head(plan, factors, head):
-    """Two bf16 pieces of the factors of a head, one above the other: 16 bits of the mantissa, more than the operands keep."""
-    return jnp.concatenate(split(factors[head * plan.gate_rows : (head + 1) * plan.gate_rows]), 0)
+def _sharing(plan):
+    """Heads whose gate rows share a depth of 128."""
+    sharing = max(1, LANES // (2 * plan.gate_rows))
+    return min(sharing, plan.heads_per_program)
 
 
-def _over_channels(plan, factors):
-    """Factors over the key channels by the matrix unit, tokens in rows: for each head [tokens, key_dim]."""
-    tiles = _tile_of_channel(plan, True)
-    return [dot(_of_head(plan, factors, head), tiles, TN) for head in range(plan.heads_per_program)]
+def _pieces(plan, factors, depth):
+    """Two bf16 pieces of the factors (16 bits of the mantissa, more than operands keep), of every set of heads: [depth, columns]."""
+    rows, sets = plan.gate_rows * _sharing(plan), []
+    for first in range(0, factors.shape[0], rows):
+        pieces = split(factors[first : first + rows])
+        missing = depth - sum(piece.shape[0] for piece in pieces)
+        sets.append(jnp.concatenate(pieces + [jnp.zeros((missing, factors.shape[1]), jnp.bfloat16)] * (missing > 0), 0))
+    return sets
 
 
-def _over_state(plan, factors):
+def _over_channels(plan, spread, factors):
+    """Factors [heads x gate_rows, tokens] over the key channels, by the matrix unit: for each head [tokens, key_dim]."""
+    heads, sharing = range(plan.heads_per_program), _sharing(plan)
+    if plan.decay_tiles == plan.key_dim:
+        return [jnp.transpose(factors[head * plan.gate_rows :][: plan.key_dim]) for head in heads]
+    turned = [jnp.transpose(x) for x in _pieces(plan, factors, spread[0].shape[1])]
+    return [dot(turned[head // sharing], spread[0][head % sharing]) for head in heads]
+
+
+def _over_state(plan, spread, factors):
     """Factors [heads x gate_rows, columns] over the rows of the state, each equal in 128 lanes: for each head, and each column, [key_dim, 128]."""
-    tiles, columns = _tile_of_channel(plan, False), factors.shape[1]
-    over_lanes = jnp.concatenate([jnp.broadcast_to(factors[:, i : i + 1], (factors.shape[0], LANES)) for i in range(columns)], 1)
-    spread = [dot(tiles, _of_head(plan, over_lanes, head)) for head in range(plan.heads_per_program)]
-    return [[x[:, i * LANES : (i + 1) * LANES] for i in range(columns)] for x in spread]
+    heads, sharing, columns = range(plan.heads_per_program), _sharing(plan), range(factors.shape[1])
+    over_lanes = jnp.concatenate([jnp.broadcast_to(factors[:, i : i + 1], (factors.shape[0], LANES)) for i in columns], 1)
+    width = plan.key_dim // plan.decay_tiles
+    if plan.decay_tiles == plan.key_dim:
+        spread_out = [over_lanes[head * plan.gate_rows :][: plan.key_dim] for head in heads]
+    elif width >= SUBLANES:
+        row = lambda index: jnp.broadcast_to(over_lanes[index : index + 1], (width, over_lanes.shape[1]))
+        spread_out = [jnp.concatenate([row(head * plan.gate_rows + t) for t in range(plan.decay_tiles)], 0) for head in heads]
+    else:
+        sets = _pieces(plan, over_lanes, spread[0].shape[1])
+        spread_out = [dot(spread[1][head % sharing], sets[head // sharing]) for head in heads]
+    return [[x[:, i * LANES : (i + 1) * LANES] for i in columns] for x in spread_out]
 
 
 def _columns(ref, head, width):
     return ref[:, head * width : (head + 1) * width]
 
 
-def _operands(plan, q, k, gates, sums):
+def _operands(plan, spread, q, k, gates, sums):
     """K, Q and X of the module's text, for each head bf16 [tokens, key_dim]. `q` and `k` are functions of the head."""
     read, write = _factors(plan, gates, sums)
-    reads, writes = _over_channels(plan, read), _over_channels(plan, write)
+    reads, writes = _over_channels(plan, spread, read), _over_channels(plan, spread, write)
     keys = [k(head).astype(jnp.float32) for head in range(plan.heads_per_program)]
     return (
         [(key * factor).astype(jnp.bfloat16) for key, factor in zip(keys, reads)],
@@ -186,21 +216,24 @@ def _operands(plan, q, k, gates, sums):
     )
 
 
-def _units(plan):
+def _rows(plan, chunk):
+    return slice(chunk * plan.chunk, (chunk + 1) * plan.chunk)
+
+
+def _units(plan, heads):
     """(head, rows of the chunk) of every chunk of a program, chunk after chunk."""
-    slices = [slice(c * plan.chunk, (c + 1) * plan.chunk) for c in range(plan.chunks_per_program)]
-    return [(head, rows) for rows in slices for head in range(plan.heads_per_program)]
+    return [(head, _rows(plan, c)) for c in range(plan.chunks_per_program) for head in heads]
 
 
-def _products_of_keys(plan, q, k, gates, sums, reads, queries, writes):
+def _products_of_keys(plan, heads, q, k, gates, sums, reads, queries, writes):
     """K X^T and Q X^T of every unit, not yet masked: lists of fp32 [chunk, chunk]."""
     if plan.gram == "folded":
-        stacked = [dot(jnp.concatenate([reads[h][rows], queries[h][rows]], 0), writes[h][rows], NT) for h, rows in _units(plan)]
+        stacked = [dot(jnp.concatenate([reads[h][rows], queries[h][rows]], 0), writes[h][rows], NT) for h, rows in _units(plan, heads)]
         return [x[: plan.chunk] for x in stacked], [x[plan.chunk :] for x in stacked]
     row, column = rows_and_columns(plan.chunk)
     width, grams, products = plan.key_dim // plan.decay_tiles, [], []
     turned = jnp.transpose(sums)
-    for head, rows in _units(plan):
+    for head, rows in _units(plan, heads):
         both, first = None, head * plan.gate_rows
         keys, pairs = k(head)[rows], jnp.concatenate([k(head)[rows], q(head)[rows]], 0)
         for tile in range(plan.decay_tiles):
@@ -272,12 +305,12 @@ class _State:
 class _Decays:
     """Decay of the states over a chunk: in two steps around the pivot with the folded Gram (the whole may be less than fp32 can hold), else in one."""
 
-    def __init__(self, plan, state, sums, chunk):
+    def __init__(self, plan, spread, state, sums, chunk):
         at = lambda token: sums[:, chunk * plan.chunk + token : chunk * plan.chunk + token + 1]
         self.state, self.folded, last = state, plan.gram == "folded", at(plan.chunk - 1)
         pivot = at(plan.chunk // 2)
         exponents = jnp.concatenate([pivot, last - pivot], 1) if self.folded else last
-        self.factors = _over_state(plan, jnp.exp(exponents))
+        self.factors = _over_state(plan, spread, jnp.exp(exponents))
 
     def read(self, head):
         """The state as the products of the chunk read it, fp32."""
@@ -293,15 +326,15 @@ class _Decays:
 def _kernel(*refs, plan, front, initial, final, valid):
     """Ops 3 to 7a, with `front` from op 2 on."""
     refs = list(refs)
-    q_ref, k_ref, v_ref, gates_ref = refs[:4]
-    del refs[:4]
+    q_ref, k_ref, v_ref, gates_ref, *spread = refs[:6]
+    del refs[:6]
     front_refs = [refs.pop(0) for _ in range(4)] if front else None
     initial_ref = refs.pop(0) if initial else None
     out = refs.pop(0)
     final_ref = refs.pop(0) if final else None
     state = _State(plan, *refs[:2])
     tails = refs[2:]
-    step, heads, chunk = pl.program_id(1), range(plan.heads_per_program), plan.chunk
+    step, chunk = pl.program_id(1), plan.chunk
 
     @pl.when(step == 0)
     def _():
@@ -316,28 +349,48 @@ def _kernel(*refs, plan, front, initial, final, valid):
         q, k = (functools.partial(_columns, ref, width=plan.key_dim) for ref in (q_ref, k_ref))
         v = functools.partial(_columns, v_ref, width=plan.value_width)
     sums = _running_sums(plan, gates)
-    reads, queries, writes = _operands(plan, q, k, gates, sums)
-    inverses, products = _solve(plan, *_products_of_keys(plan, q, k, gates, sums, reads, queries, writes))
-    units = _units(plan)
-    if plan.form_w:
-        updates = [dot(x, v(h)[rows]) for x, (h, rows) in zip(inverses, units)]
-        factors = [dot(x, reads[h][rows]).astype(jnp.bfloat16) for x, (h, rows) in zip(inverses, units)]
-    for c in range(plan.chunks_per_program):
-        first = c * plan.heads_per_program
-        rows = units[first][1]
-        decays = _Decays(plan, state, sums, c)
-        states = [decays.read(h) for h in heads]
-        left = [factors[first + h] if plan.form_w else reads[h][rows] for h in heads]
-        read = [dot(jnp.concatenate([left[h], queries[h][rows]], 0), states[h].astype(jnp.bfloat16)) for h in heads]
+    operands = _operands(plan, spread, q, k, gates, sums)
+    reads, queries, writes = operands
+    decays = [_Decays(plan, spread, state, sums, c) for c in range(plan.chunks_per_program)]
+
+    def read_states(c, group, left):
+        """States of a chunk, and the products of `left` and of the queries with them."""
+        states = [decays[c].read(h) for h in group]
+        rows = _rows(plan, c)
+        return states, [
+            dot(jnp.concatenate([x, queries[h][rows]], 0), s.astype(jnp.bfloat16)) for h, x, s in zip(group, left, states)
+        ]
+
+    def finish(group, inverses, products, early):
+        """U, the next states and the output of a group of heads, chunk after chunk."""
+        units = _units(plan, group)
         if plan.form_w:
-            update = [(updates[first + h] - read[h][:chunk]).astype(jnp.bfloat16) for h in heads]
-        else:
-            rest = [(v(h)[rows].astype(jnp.float32) - read[h][:chunk]).astype(jnp.bfloat16) for h in heads]
-            update = [dot(inverses[first + h], rest[h]).astype(jnp.bfloat16) for h in heads]
-        for h in heads:
-            decays.write(h, states[h], dot(writes[h][rows], update[h], TN))
-            width = slice(h * plan.value_width, (h + 1) * plan.value_width)
-            out[rows, width] = (read[h][chunk:] + dot(products[first + h], update[h])).astype(out.dtype)
+            updates = [dot(x, v(h)[rows]) for x, (h, rows) in zip(inverses, units)]
+            factors = [dot(x, reads[h][rows]).astype(jnp.bfloat16) for x, (h, rows) in zip(inverses, units)]
+        for c in range(plan.chunks_per_program):
+            rows, of_chunk = _rows(plan, c), slice(c * len(group), (c + 1) * len(group))
+            if plan.form_w:
+                states, read = read_states(c, group, factors[of_chunk])
+                update = [(u - x[:chunk]).astype(jnp.bfloat16) for u, x in zip(updates[of_chunk], read)]
+            else:
+                states, read = early if c == 0 else read_states(c, group, [reads[h][rows] for h in group])
+                rest = [(v(h)[rows].astype(jnp.float32) - x[:chunk]).astype(jnp.bfloat16) for h, x in zip(group, read)]
+                update = [dot(x, r).astype(jnp.bfloat16) for x, r in zip(inverses[of_chunk], rest)]
+            for h, u, product, s, x in zip(group, update, products[of_chunk], states, read):
+                # One product of the updates with keys and with P: the updates enter the matrix unit once.
+                added = dot(jnp.concatenate([jnp.transpose(writes[h][rows]), product], 0), u)
+                decays[c].write(h, s, added[: plan.key_dim])
+                columns = slice(h * plan.value_width, (h + 1) * plan.value_width)
+                out[rows, columns] = (x[chunk:] + added[plan.key_dim :]).astype(out.dtype)
+
+    # Groups of heads one after the other, each step of all groups before the next: what one group computes on the vector unit or waits for
+    # stands beside products of another. The first chunk reads the state before its inverse is there.
+    groups = [range(first, first + plan.heads_per_group) for first in range(0, plan.heads_per_program, plan.heads_per_group)]
+    grams = [_products_of_keys(plan, group, q, k, gates, sums, *operands) for group in groups]
+    early = [None if plan.form_w else read_states(0, group, [reads[h][:chunk] for h in group]) for group in groups]
+    solved = [_solve(plan, *gram) for gram in grams]
+    for group, (inverses, products), read in zip(groups, solved, early):
+        finish(group, inverses, products, read)
     if final:
 
         @pl.when(step == pl.num_programs(1) - 1)
@@ -395,12 +448,13 @@ def gate_parameters(plan, log_scale, bias):
 
 
 def _blocks(plan):
-    """Blocks of the arrays of a program: [tokens, heads x width] and [heads, gate_rows, tokens], and of per-head arrays."""
+    """Blocks of the arrays of a program: [tokens, heads x width] and [heads, gate_rows, tokens], of per-head arrays, and constants with theirs."""
     heads = plan.heads_per_program
     wide = lambda width: pl.BlockSpec((plan.tokens, heads * width), lambda h, c: (c, h))
     gates = pl.BlockSpec((heads, plan.gate_rows, plan.tokens), lambda h, c: (h, 0, c))
     states = pl.BlockSpec((heads, plan.key_dim, plan.value_width), lambda h, c: (h, 0, 0))
-    return wide, gates, states
+    constants = spreads(plan)
+    return wide, gates, states, constants, [pl.BlockSpec(x.shape, lambda h, c: (0, 0, 0)) for x in constants]
 
 
 def _padded(plan, arrays, gates):
@@ -437,9 +491,10 @@ def _call(plan, q, k, v, gates, front, initial, final, interpret):
     _checked_arrays(plan.checked(), q, k, v, gates, initial)
     total = q.shape[0]
     (q, k, v), gates = _padded(plan, [q, k, v], gates)
-    wide, gate_block, states = _blocks(plan)
+    wide, gate_block, states, constants, constant_blocks = _blocks(plan)
     heads, width, values = plan.heads_per_program, plan.key_dim, plan.value_width
-    inputs, in_specs = [q, k, v, gates], [wide(width), wide(width), wide(values), gate_block]
+    inputs = [q, k, v, gates, *constants]
+    in_specs = [wide(width), wide(width), wide(values), gate_block, *constant_blocks]
     scratch = _State.scratch(plan)
     if front:
         taps = lambda columns: pl.BlockSpec((TAPS, heads * columns), lambda h, c: (0, h))
@@ -484,15 +539,17 @@ def layer(plan, q, k, v, gates, weights, parameters, initial=None, final=False, 
 # The same stages as kernels of their own, with what passes between them in HBM: what fusing gains can be compiled and compared.
 
 
-def _solve_kernel(q_ref, k_ref, v_ref, gates_ref, sums_ref, queries_ref, writes_ref, w_ref, updates_ref, products_ref, *, plan):
+def _solve_kernel(q_ref, k_ref, v_ref, gates_ref, over_channels, over_rows, sums_ref, queries_ref, writes_ref, w_ref, updates_ref, products_ref, *, plan):
     """Ops 3 to 5."""
+    spread = over_channels, over_rows
     gates = gates_ref[...].reshape(plan.heads_per_program * plan.gate_rows, plan.tokens)
     q, k = (functools.partial(_columns, ref, width=plan.key_dim) for ref in (q_ref, k_ref))
     sums = _running_sums(plan, gates)
     sums_ref[...] = sums.reshape(sums_ref.shape)
-    reads, queries, writes = _operands(plan, q, k, gates, sums)
-    inverses, products = _solve(plan, *_products_of_keys(plan, q, k, gates, sums, reads, queries, writes))
-    for x, product, (head, rows) in zip(inverses, products, _units(plan)):
+    reads, queries, writes = _operands(plan, spread, q, k, gates, sums)
+    heads = range(plan.heads_per_program)
+    inverses, products = _solve(plan, *_products_of_keys(plan, heads, q, k, gates, sums, reads, queries, writes))
+    for x, product, (head, rows) in zip(inverses, products, _units(plan, heads)):
         keys = slice(head * plan.key_dim, (head + 1) * plan.key_dim)
         values = slice(head * plan.value_width, (head + 1) * plan.value_width)
         queries_ref[rows, keys], writes_ref[rows, keys] = queries[head][rows], writes[head][rows]
@@ -501,9 +558,9 @@ def _solve_kernel(q_ref, k_ref, v_ref, gates_ref, sums_ref, queries_ref, writes_
         products_ref[rows, head * plan.chunk : (head + 1) * plan.chunk] = product
 
 
-def _scan_kernel(sums_ref, writes_ref, w_ref, updates_ref, *refs, plan, initial, final):
+def _scan_kernel(sums_ref, writes_ref, w_ref, updates_ref, over_channels, over_rows, *refs, plan, initial, final):
     """Op 6: updates U and the state that every chunk reads."""
-    refs = list(refs)
+    spread, refs = (over_channels, over_rows), list(refs)
     initial_ref = refs.pop(0) if initial else None
     out, states_ref = refs.pop(0), refs.pop(0)
     final_ref = refs.pop(0) if final else None
@@ -515,8 +572,8 @@ def _scan_kernel(sums_ref, writes_ref, w_ref, updates_ref, *refs, plan, initial,
 
     sums = sums_ref[...].reshape(plan.heads_per_program * plan.gate_rows, plan.tokens)
     for c in range(plan.chunks_per_program):
-        rows = slice(c * plan.chunk, (c + 1) * plan.chunk)
-        decays = _Decays(plan, state, sums, c)
+        rows = _rows(plan, c)
+        decays = _Decays(plan, spread, state, sums, c)
         states = [decays.read(h) for h in heads]
         rounded = [x.astype(jnp.bfloat16) for x in states]
         reads = [dot(_columns(w_ref, h, plan.key_dim)[rows], rounded[h]) for h in heads]
@@ -536,7 +593,7 @@ def _scan_kernel(sums_ref, writes_ref, w_ref, updates_ref, *refs, plan, initial,
 def _output_kernel(queries_ref, products_ref, updates_ref, states_ref, out, *, plan):
     """Op 7a."""
     for c in range(plan.chunks_per_program):
-        rows = slice(c * plan.chunk, (c + 1) * plan.chunk)
+        rows = _rows(plan, c)
         for h in range(plan.heads_per_program):
             values = slice(h * plan.value_width, (h + 1) * plan.value_width)
             inside = dot(_columns(products_ref, h, plan.chunk)[rows], updates_ref[rows, values])
@@ -548,7 +605,7 @@ def attention_in_stages(plan, q, k, v, gates, initial=None, final=False, interpr
     _checked_arrays(plan.checked(), q, k, v, gates, initial)
     total = q.shape[0]
     (q, k, v), gates = _padded(plan, [q, k, v], gates)
-    wide, gate_block, states = _blocks(plan)
+    wide, gate_block, states, constants, constant_blocks = _blocks(plan)
     heads, tokens = plan.heads_per_program, q.shape[0]
     grid = (plan.key_heads // heads, tokens // plan.tokens)
     keys, values, products = wide(plan.key_dim), wide(plan.value_width), wide(plan.chunk)
@@ -557,24 +614,24 @@ def attention_in_stages(plan, q, k, v, gates, initial=None, final=False, interpr
     sums, queries, writes, w, updates, inside = pl.pallas_call(
         functools.partial(_solve_kernel, plan=plan),
         grid=grid,
-        in_specs=[keys, keys, values, gate_block],
+        in_specs=[keys, keys, values, gate_block, *constant_blocks],
         out_specs=[gate_block, keys, keys, keys, values, products],
         out_shape=[jax.ShapeDtypeStruct(gates.shape, jnp.float32), *[array(plan.key_dim)] * 3, array(plan.value_width), array(plan.chunk)],
         name="sla_solve",
         **_parameters(interpret),
-    )(q, k, v, gates)
+    )(q, k, v, gates, *constants)
     shape = jax.ShapeDtypeStruct
     out_shape = [array(plan.value_width), shape((tokens // plan.chunk, plan.key_heads, plan.key_dim, plan.value_width), jnp.bfloat16)]
     scan = pl.pallas_call(
         functools.partial(_scan_kernel, plan=plan, initial=initial is not None, final=final),
         grid=grid,
-        in_specs=[gate_block, keys, keys, values, *[states] * (initial is not None)],
+        in_specs=[gate_block, keys, keys, values, *constant_blocks, *[states] * (initial is not None)],
         out_specs=[values, every, *[states] * final],
         out_shape=out_shape + [shape((plan.key_heads, plan.key_dim, plan.value_width), jnp.float32)] * final,
         scratch_shapes=_State.scratch(plan),
         name="sla_scan",
         **_parameters(interpret),
-    )(sums, writes, w, updates, *[initial] * (initial is not None))
+    )(sums, writes, w, updates, *constants, *[initial] * (initial is not None))
     out = pl.pallas_call(
         functools.partial(_output_kernel, plan=plan),
         grid=grid,
