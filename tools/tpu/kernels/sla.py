@@ -50,7 +50,6 @@ class Plan:
     value_width: int
     decay_tiles: int
     heads_per_program: int = 8
-    heads_per_group: int = 4  # of those of a program: groups go through the steps one after the other
     chunk: int = 128
     chunks_per_program: int = 1
     gram: str = "folded"
@@ -74,13 +73,11 @@ class Plan:
 
     def checked(self):
         """The plan itself, or ValueError."""
-        for name in ("key_heads", "key_dim", "value_width", "decay_tiles", "heads_per_program", "heads_per_group", "chunks_per_program", "neumann_steps"):
+        for name in ("key_heads", "key_dim", "value_width", "decay_tiles", "heads_per_program", "chunks_per_program", "neumann_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: 1 or more, not {getattr(self, name)}")
         if self.key_heads % self.heads_per_program:
             raise ValueError(f"heads_per_program: a divisor of {self.key_heads} key heads, not {self.heads_per_program}")
-        if self.heads_per_program % self.heads_per_group:
-            raise ValueError(f"heads_per_group: a divisor of {self.heads_per_program} heads_per_program, not {self.heads_per_group}")
         if self.chunk not in (16, 32, 64, 128):
             raise ValueError(f"chunk: 16, 32, 64 or 128 tokens, not {self.chunk}")
         if self.tokens % LANES:
@@ -220,20 +217,20 @@ def _rows(plan, chunk):
     return slice(chunk * plan.chunk, (chunk + 1) * plan.chunk)
 
 
-def _units(plan, heads):
+def _units(plan):
     """(head, rows of the chunk) of every chunk of a program, chunk after chunk."""
-    return [(head, _rows(plan, c)) for c in range(plan.chunks_per_program) for head in heads]
+    return [(head, _rows(plan, c)) for c in range(plan.chunks_per_program) for head in range(plan.heads_per_program)]
 
 
-def _products_of_keys(plan, heads, q, k, gates, sums, reads, queries, writes):
+def _products_of_keys(plan, q, k, gates, sums, reads, queries, writes):
     """K X^T and Q X^T of every unit, not yet masked: lists of fp32 [chunk, chunk]."""
     if plan.gram == "folded":
-        stacked = [dot(jnp.concatenate([reads[h][rows], queries[h][rows]], 0), writes[h][rows], NT) for h, rows in _units(plan, heads)]
+        stacked = [dot(jnp.concatenate([reads[h][rows], queries[h][rows]], 0), writes[h][rows], NT) for h, rows in _units(plan)]
         return [x[: plan.chunk] for x in stacked], [x[plan.chunk :] for x in stacked]
     row, column = rows_and_columns(plan.chunk)
     width, grams, products = plan.key_dim // plan.decay_tiles, [], []
     turned = jnp.transpose(sums)
-    for head, rows in _units(plan, heads):
+    for head, rows in _units(plan):
         both, first = None, head * plan.gate_rows
         keys, pairs = k(head)[rows], jnp.concatenate([k(head)[rows], q(head)[rows]], 0)
         for tile in range(plan.decay_tiles):
@@ -334,7 +331,7 @@ def _kernel(*refs, plan, front, initial, final, valid):
     final_ref = refs.pop(0) if final else None
     state = _State(plan, *refs[:2])
     tails = refs[2:]
-    step, chunk = pl.program_id(1), plan.chunk
+    step, heads, chunk = pl.program_id(1), range(plan.heads_per_program), plan.chunk
 
     @pl.when(step == 0)
     def _():
@@ -351,46 +348,37 @@ def _kernel(*refs, plan, front, initial, final, valid):
     sums = _running_sums(plan, gates)
     operands = _operands(plan, spread, q, k, gates, sums)
     reads, queries, writes = operands
+    grams = _products_of_keys(plan, q, k, gates, sums, *operands)
     decays = [_Decays(plan, spread, state, sums, c) for c in range(plan.chunks_per_program)]
 
-    def read_states(c, group, left):
+    def read_states(c, left):
         """States of a chunk, and the products of `left` and of the queries with them."""
-        states = [decays[c].read(h) for h in group]
-        rows = _rows(plan, c)
-        return states, [
-            dot(jnp.concatenate([x, queries[h][rows]], 0), s.astype(jnp.bfloat16)) for h, x, s in zip(group, left, states)
-        ]
+        rows, states = _rows(plan, c), [decays[c].read(h) for h in heads]
+        pairs = [jnp.concatenate([left[h], queries[h][rows]], 0) for h in heads]
+        return states, [dot(pair, x.astype(jnp.bfloat16)) for pair, x in zip(pairs, states)]
 
-    def finish(group, inverses, products, early):
-        """U, the next states and the output of a group of heads, chunk after chunk."""
-        units = _units(plan, group)
+    # The first chunk reads the state before its inverse is there: the compiler keeps close to the order in which a kernel is written, and
+    # the matrix unit has little else to do meanwhile.
+    early = None if plan.form_w else read_states(0, [reads[h][:chunk] for h in heads])
+    inverses, products = _solve(plan, *grams)
+    if plan.form_w:
+        updates = [dot(x, v(h)[rows]) for x, (h, rows) in zip(inverses, _units(plan))]
+        factors = [dot(x, reads[h][rows]).astype(jnp.bfloat16) for x, (h, rows) in zip(inverses, _units(plan))]
+    for c in range(plan.chunks_per_program):
+        first, rows = c * plan.heads_per_program, _rows(plan, c)
         if plan.form_w:
-            updates = [dot(x, v(h)[rows]) for x, (h, rows) in zip(inverses, units)]
-            factors = [dot(x, reads[h][rows]).astype(jnp.bfloat16) for x, (h, rows) in zip(inverses, units)]
-        for c in range(plan.chunks_per_program):
-            rows, of_chunk = _rows(plan, c), slice(c * len(group), (c + 1) * len(group))
-            if plan.form_w:
-                states, read = read_states(c, group, factors[of_chunk])
-                update = [(u - x[:chunk]).astype(jnp.bfloat16) for u, x in zip(updates[of_chunk], read)]
-            else:
-                states, read = early if c == 0 else read_states(c, group, [reads[h][rows] for h in group])
-                rest = [(v(h)[rows].astype(jnp.float32) - x[:chunk]).astype(jnp.bfloat16) for h, x in zip(group, read)]
-                update = [dot(x, r).astype(jnp.bfloat16) for x, r in zip(inverses[of_chunk], rest)]
-            for h, u, product, s, x in zip(group, update, products[of_chunk], states, read):
-                # One product of the updates with keys and with P: the updates enter the matrix unit once.
-                added = dot(jnp.concatenate([jnp.transpose(writes[h][rows]), product], 0), u)
-                decays[c].write(h, s, added[: plan.key_dim])
-                columns = slice(h * plan.value_width, (h + 1) * plan.value_width)
-                out[rows, columns] = (x[chunk:] + added[plan.key_dim :]).astype(out.dtype)
-
-    # Groups of heads one after the other, each step of all groups before the next: what one group computes on the vector unit or waits for
-    # stands beside products of another. The first chunk reads the state before its inverse is there.
-    groups = [range(first, first + plan.heads_per_group) for first in range(0, plan.heads_per_program, plan.heads_per_group)]
-    grams = [_products_of_keys(plan, group, q, k, gates, sums, *operands) for group in groups]
-    early = [None if plan.form_w else read_states(0, group, [reads[h][:chunk] for h in group]) for group in groups]
-    solved = [_solve(plan, *gram) for gram in grams]
-    for group, (inverses, products), read in zip(groups, solved, early):
-        finish(group, inverses, products, read)
+            states, read = read_states(c, factors[first:])
+            update = [(updates[first + h] - read[h][:chunk]).astype(jnp.bfloat16) for h in heads]
+        else:
+            states, read = early if c == 0 else read_states(c, [reads[h][rows] for h in heads])
+            rest = [(v(h)[rows].astype(jnp.float32) - read[h][:chunk]).astype(jnp.bfloat16) for h in heads]
+            update = [dot(inverses[first + h], rest[h]).astype(jnp.bfloat16) for h in heads]
+        for h in heads:
+            # One product of the updates with keys and with P: the updates enter the matrix unit once.
+            added = dot(jnp.concatenate([jnp.transpose(writes[h][rows]), products[first + h]], 0), update[h])
+            decays[c].write(h, states[h], added[: plan.key_dim])
+            columns = slice(h * plan.value_width, (h + 1) * plan.value_width)
+            out[rows, columns] = (read[h][chunk:] + added[plan.key_dim :]).astype(out.dtype)
     if final:
 
         @pl.when(step == pl.num_programs(1) - 1)
@@ -547,9 +535,8 @@ def _solve_kernel(q_ref, k_ref, v_ref, gates_ref, over_channels, over_rows, sums
     sums = _running_sums(plan, gates)
     sums_ref[...] = sums.reshape(sums_ref.shape)
     reads, queries, writes = _operands(plan, spread, q, k, gates, sums)
-    heads = range(plan.heads_per_program)
-    inverses, products = _solve(plan, *_products_of_keys(plan, heads, q, k, gates, sums, reads, queries, writes))
-    for x, product, (head, rows) in zip(inverses, products, _units(plan, heads)):
+    inverses, products = _solve(plan, *_products_of_keys(plan, q, k, gates, sums, reads, queries, writes))
+    for x, product, (head, rows) in zip(inverses, products, _units(plan)):
         keys = slice(head * plan.key_dim, (head + 1) * plan.key_dim)
         values = slice(head * plan.value_width, (head + 1) * plan.value_width)
         queries_ref[rows, keys], writes_ref[rows, keys] = queries[head][rows], writes[head][rows]
