@@ -79,69 +79,6 @@ def prefix_sums(ones, x, contraction=NN):
     return dot(ones, high, contraction) + (dot(ones, middle, contraction) + dot(ones, low, contraction))
 
 
-def _identity(n):
-    row, column = rows_and_columns(n)
-    return jnp.where(row == column, 1.0, 0.0)
-
-
-def _lower_blocks(n, size):
-    """Where the lower left block of each diagonal block of 2 `size` rows lies."""
-    row, column = rows_and_columns(n)
-    shift = size.bit_length()
-    return ((row >> shift) == (column >> shift)) & ((row & size) != 0) & ((column & size) == 0)
-
-
-def inverse(grams, chunk, method="packed_doubling", passes=3, steps=4, start=16):
-    """(I + A)⁻¹ of each strictly lower triangular A of `grams`, fp32 [n, n] with blocks of `chunk` rows on the diagonal.
-
-    `packed_doubling`: exact; blocks of `start` rows (16 or more) by substitution on the vector unit, then doubling as below, with the blocks
-    side by side so that a product streams as many rows as one block has. `block_doubling`: exact, 2 (log2 chunk - 1) dependent products; the inverse of a block of 2 s rows follows from those of its halves,
-    X - (X F) X with F the lower left block. `hybrid`: blocks of `start` rows by repeated squares, then doubling. `product`:
-    (I - A)(I + A²)(I + A⁴).., exact in exact arithmetic, useless where keys are alike. `neumann`: `steps` terms of the series, not exact.
-    `none`: I - A, to measure what the inverse costs.
-    """
-    n = grams[0].shape[0]
-    identity = _identity(n)
-    if method == "packed_doubling":
-        return _packed_doubling(grams, chunk, passes, start)
-    if method == "none":
-        return [identity - a for a in grams]
-    if method == "neumann":
-        inverses = [identity - a for a in grams]
-        for _ in range(steps - 1):
-            inverses = [identity - dot_passes(a, x, passes) for a, x in zip(grams, inverses)]
-        return inverses
-    if method == "product":
-        return _repeated_squares(grams, identity, chunk, passes)
-    if method == "hybrid":
-        row, column = rows_and_columns(n)
-        near = same_block(row, column, start)
-        inverses = _repeated_squares([jnp.where(near, a, 0.0) for a in grams], identity, start, passes)
-        size = start
-    elif method == "block_doubling":
-        pairs = _lower_blocks(n, 1)
-        inverses = [identity - jnp.where(pairs, a, 0.0) for a in grams]
-        size = 2
-    else:
-        raise ValueError(f"inverse: one of {', '.join(INVERSES)}, not {method}")
-    while size < chunk:
-        lower = _lower_blocks(n, size)
-        # (X F) X: the new value is the streamed operand of both products, whose stationary operands are known a step earlier.
-        halves = [dot_passes(x, jnp.where(lower, a, 0.0), passes) for a, x in zip(grams, inverses)]
-        inverses = [x - dot_passes(half, x, passes) for x, half in zip(inverses, halves)]
-        size *= 2
-    return inverses
-
-
-def _repeated_squares(grams, identity, rows, passes):
-    powers, inverses, covered = grams, [identity - a for a in grams], 2
-    while covered < rows:
-        powers = [dot_passes(a, a, passes) for a in powers]
-        inverses = [x + dot_passes(x, a, passes) for x, a in zip(inverses, powers)]
-        covered *= 2
-    return inverses
-
-
 # Bf16 pieces that carry the products of as many passes.
 _PIECES = {1: 1, 3: 2, 6: 3}
 
@@ -205,3 +142,66 @@ def _word_masks(n, size):
 
 def _select_words(mask, words):
     return pltpu.bitcast(jnp.where(mask, words, 0), jnp.bfloat16)
+
+
+def _identity(n):
+    row, column = rows_and_columns(n)
+    return jnp.where(row == column, 1.0, 0.0)
+
+
+def _lower_blocks(n, size):
+    """Where the lower left block of each diagonal block of 2 `size` rows lies."""
+    row, column = rows_and_columns(n)
+    shift = size.bit_length()
+    return ((row >> shift) == (column >> shift)) & ((row & size) != 0) & ((column & size) == 0)
+
+
+def inverse(grams, chunk, method="packed_doubling", passes=3, steps=4, start=16):
+    """(I + A)⁻¹ of each strictly lower triangular A of `grams`, fp32 [n, n] with blocks of `chunk` rows on the diagonal.
+
+    `packed_doubling`: exact; blocks of `start` rows (16 or more) by substitution on the vector unit, then doubling as below, with the blocks
+    side by side so that a product streams as many rows as one block has. `block_doubling`: exact, 2 (log2 chunk - 1) dependent products; the inverse of a block of 2 s rows follows from those of its halves,
+    X - (X F) X with F the lower left block. `hybrid`: blocks of `start` rows by repeated squares, then doubling. `product`:
+    (I - A)(I + A²)(I + A⁴).., exact in exact arithmetic, useless where keys are alike. `neumann`: `steps` terms of the series, not exact.
+    `none`: I - A, to measure what the inverse costs.
+    """
+    n = grams[0].shape[0]
+    identity = _identity(n)
+    if method == "packed_doubling":
+        return _packed_doubling(grams, chunk, passes, start)
+    if method == "none":
+        return [identity - a for a in grams]
+    if method == "neumann":
+        inverses = [identity - a for a in grams]
+        for _ in range(steps - 1):
+            inverses = [identity - dot_passes(a, x, passes) for a, x in zip(grams, inverses)]
+        return inverses
+    if method == "product":
+        return _repeated_squares(grams, identity, chunk, passes)
+    if method == "hybrid":
+        row, column = rows_and_columns(n)
+        near = same_block(row, column, start)
+        inverses = _repeated_squares([jnp.where(near, a, 0.0) for a in grams], identity, start, passes)
+        size = start
+    elif method == "block_doubling":
+        pairs = _lower_blocks(n, 1)
+        inverses = [identity - jnp.where(pairs, a, 0.0) for a in grams]
+        size = 2
+    else:
+        raise ValueError(f"inverse: one of {', '.join(INVERSES)}, not {method}")
+    while size < chunk:
+        lower = _lower_blocks(n, size)
+        # (X F) X: the new value is the streamed operand of both products, whose stationary operands are known a step earlier.
+        halves = [dot_passes(x, jnp.where(lower, a, 0.0), passes) for a, x in zip(grams, inverses)]
+        inverses = [x - dot_passes(half, x, passes) for x, half in zip(inverses, halves)]
+        size *= 2
+    return inverses
+
+
+def _repeated_squares(grams, identity, rows, passes):
+    powers, inverses, covered = grams, [identity - a for a in grams], 2
+    while covered < rows:
+        powers = [dot_passes(a, a, passes) for a in powers]
+        inverses = [x + dot_passes(x, a, passes) for x, a in zip(inverses, powers)]
+        covered *= 2
+    return inverses

@@ -41,6 +41,11 @@ NORM_EPSILON = 1e-6  # under the root of the L2 norm
 VMEM_LIMIT = 64 << 20  # bytes a kernel may take
 
 
+# Heads per program by chip, chosen among compiled programs (1, 2, 4 and 8 heads; README.md has their times): eight fill the waits of dependent
+# products best; a TPU v5p shares two groups of four between its cores, and the vector memory of a TPU v4 does not hold eight.
+HEADS_PER_PROGRAM = {"tpu-v4": 4, "tpu-v5e": 8, "tpu-v5p": 4, "tpu-v6e": 8, "tpu-v7x": 8}
+
+
 @dataclass(frozen=True)
 class Plan:
     """Sizes of a layer and how the kernel goes about it. `checked` refuses what has no meaning."""
@@ -642,13 +647,19 @@ def program(
     stages=False,
     initial=False,
     final=False,
+    chip="tpu-v7x",
+    heads_per_program=None,
     **options,
 ):
     """A function to compile and the shapes of its arguments, by default at the size of the SLA paper's tables; `options` are those of `Plan`.
 
-    `front`: `layer`; `stages`: `attention_in_stages`; else `attention`. `initial`, `final`: with states before and after.
+    Heads per program are those of `chip` unless given. `front`: `layer`; `stages`: `attention_in_stages`; else `attention`. `initial`, `final`: with states before and after.
     """
-    plan = Plan(key_heads, key_dim, values_per_key * value_dim, decay_tiles, **options).checked()
+    if heads_per_program is None:
+        if chip not in HEADS_PER_PROGRAM:
+            raise ValueError(f"chip: one of {', '.join(HEADS_PER_PROGRAM)}, not {chip}")
+        heads_per_program = HEADS_PER_PROGRAM[chip]
+    plan = Plan(key_heads, key_dim, values_per_key * value_dim, decay_tiles, heads_per_program, **options).checked()
     if front and stages:
         raise ValueError("front and stages: one of the two")
     shape, columns = jax.ShapeDtypeStruct, (key_heads * key_dim, key_heads * key_dim, key_heads * plan.value_width)
