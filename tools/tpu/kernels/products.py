@@ -6,6 +6,7 @@ bf16 pieces. Functions that take lists interleave their steps over the list: the
 
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.pallas import tpu as pltpu
 
 # Contractions of two matrices: a b, a bᵀ, aᵀ b.
 NN = (((1,), (0,)), ((), ()))
@@ -13,7 +14,7 @@ NT = (((1,), (1,)), ((), ()))
 TN = (((0,), (0,)), ((), ()))
 
 # How `inverse` may be asked for.
-INVERSES = ("block_doubling", "hybrid", "product", "neumann", "none")
+INVERSES = ("packed_doubling", "block_doubling", "hybrid", "product", "neumann", "none")
 
 
 def dot(a, b, contraction=NN):
@@ -44,21 +45,103 @@ def dot_passes(a, b, passes, contraction=NN):
     return dot(a_high, b_high, contraction) + (dot(a_high, b_low, contraction) + dot(a_low, b_high, contraction))
 
 
+def dot_pieces(a, b):
+    """Product of two matrices given as bf16 pieces, as many of each as `split` made: 1, 3 or 6 passes. Pieces of `a` pass a piece of `b` together."""
+    rows, total = a[0].shape[0], None
+    for index in reversed(range(len(b))):
+        used = len(a) - index
+        product = dot(jnp.concatenate(a[:used], 0) if used > 1 else a[0], b[index])
+        for piece in reversed(range(used)):
+            part = product[piece * rows : (piece + 1) * rows]
+            total = part if total is None else total + part
+    return total
+
+
 def rows_and_columns(n):
     """Row index and column index of every entry of an [n, n] matrix."""
     return lax.broadcasted_iota(jnp.int32, (n, n), 0), lax.broadcasted_iota(jnp.int32, (n, n), 1)
 
 
+def same_block(row, column, size):
+    """Whether two indices lie in the same block of `size`, a power of two. (Lowering `//` asks for the TPU that is not there.)"""
+    return (row ^ column) < size
+
+
 def prefix_matrix(tokens, chunk):
     """[tokens, tokens] bf16 of ones where the column is not after the row and lies in its chunk: times a column of numbers, their running sums."""
     row, column = rows_and_columns(tokens)
-    return jnp.where((row // chunk == column // chunk) & (row >= column), 1.0, 0.0).astype(jnp.bfloat16)
+    return jnp.where(same_block(row, column, chunk) & (row >= column), 1.0, 0.0).astype(jnp.bfloat16)
 
 
 def prefix_sums(ones, x, contraction=NN):
     """Running sums of fp32 `x` by the matrix unit, exact to fp32: the ones are exact in bf16, `x` is cut into three pieces."""
     high, middle, low = split(x, 3)
     return dot(ones, high, contraction) + (dot(ones, middle, contraction) + dot(ones, low, contraction))
+
+
+# Bf16 pieces that carry the products of as many passes.
+_PIECES = {1: 1, 3: 2, 6: 3}
+
+
+def _packed_doubling(grams, chunk, passes, start):
+    """Inverses whose diagonal blocks of s rows are kept side by side, [s, n]: row r of a block lies in row r, in the columns of the block."""
+    if passes not in _PIECES:
+        raise ValueError(f"passes: 1, 3 or 6, not {passes}")
+    n = grams[0].shape[0]
+    column = lax.broadcasted_iota(jnp.int32, (1, n), 1)
+    packed = [_substitute(_side_by_side(a, start)) for a in grams]
+    words = [[pltpu.bitcast(piece, jnp.int32) for piece in split(a, _PIECES[passes])] for a in grams]
+    size = start
+    while size < chunk:
+        lower, near = _word_masks(n, size)
+        lowers = [[_select_words(lower, word) for word in of] for of in words]
+        pieces = [split(x, _PIECES[passes]) for x in packed]
+        halves = [split(dot_pieces(x, a), _PIECES[passes]) for x, a in zip(pieces, lowers)]
+        diagonals = [[_select_words(near, pltpu.bitcast(jnp.concatenate([p] * (n // size), 0), jnp.int32)) for p in x] for x in pieces]
+        products = [dot_pieces(half, x) for half, x in zip(halves, diagonals)]
+        first = (column & size) == 0
+        packed = [
+            jnp.concatenate([jnp.where(first, x, 0.0), jnp.where(first, -product, x)], 0) for x, product in zip(packed, products)
+        ]
+        size *= 2
+    if size == n:
+        return packed
+    row, column = rows_and_columns(n)
+    return [jnp.where(same_block(row, column, size), jnp.concatenate([x] * (n // size), 0), 0.0) for x in packed]
+
+
+def _side_by_side(a, size):
+    """The diagonal blocks of `a`, side by side: [size, n]."""
+    column = lax.broadcasted_iota(jnp.int32, (size, a.shape[1]), 1)
+    packed = a[:size]
+    for block in range(1, a.shape[0] // size):
+        packed = jnp.where(column >= block * size, a[block * size : (block + 1) * size], packed)
+    return packed
+
+
+def _substitute(lower):
+    """Inverses of I + L for the strictly lower blocks L of `lower`, side by side, row after row and exact in fp32."""
+    size, n = lower.shape
+    row, column = lax.broadcasted_iota(jnp.int32, (size, n), 0), lax.broadcasted_iota(jnp.int32, (size, n), 1)
+    x = jnp.where(row == (column & (size - 1)), 1.0, 0.0)
+    for solved in range(size - 1):
+        top = (solved + 1) // 8 * 8  # whole registers above the next row are done
+        below = lower[top:]
+        factor = jnp.take_along_axis(below, (column[top:] & -size) + solved, axis=1, mode="promise_in_bounds")
+        updated = x[top:] - factor * x[solved : solved + 1]
+        x = jnp.concatenate([x[:top], updated], 0) if top else updated
+    return x
+
+
+def _word_masks(n, size):
+    """Masks over words of two rows, [n / 2, n]: lower left blocks of the diagonal blocks of 2 `size` rows, and diagonal blocks of `size` rows."""
+    row = lax.broadcasted_iota(jnp.int32, (n // 2, n), 0) * 2
+    column = lax.broadcasted_iota(jnp.int32, (n // 2, n), 1)
+    return same_block(row, column, 2 * size) & ((row & size) != 0) & ((column & size) == 0), same_block(row, column, size)
+
+
+def _select_words(mask, words):
+    return pltpu.bitcast(jnp.where(mask, words, 0), jnp.bfloat16)
 
 
 def _identity(n):
@@ -73,16 +156,19 @@ def _lower_blocks(n, size):
     return ((row >> shift) == (column >> shift)) & ((row & size) != 0) & ((column & size) == 0)
 
 
-def inverse(grams, chunk, method="block_doubling", passes=3, steps=4, start=16):
+def inverse(grams, chunk, method="packed_doubling", passes=3, steps=4, start=16):
     """(I + A)⁻¹ of each strictly lower triangular A of `grams`, fp32 [n, n] with blocks of `chunk` rows on the diagonal.
 
-    `block_doubling`: exact, 2 (log2 chunk - 1) dependent products; the inverse of a block of 2 s rows follows from those of its halves,
+    `packed_doubling`: exact; blocks of `start` rows (16 or more) by substitution on the vector unit, then doubling as below, with the blocks
+    side by side so that a product streams as many rows as one block has. `block_doubling`: exact, 2 (log2 chunk - 1) dependent products; the inverse of a block of 2 s rows follows from those of its halves,
     X - (X F) X with F the lower left block. `hybrid`: blocks of `start` rows by repeated squares, then doubling. `product`:
     (I - A)(I + A²)(I + A⁴).., exact in exact arithmetic, useless where keys are alike. `neumann`: `steps` terms of the series, not exact.
     `none`: I - A, to measure what the inverse costs.
     """
     n = grams[0].shape[0]
     identity = _identity(n)
+    if method == "packed_doubling":
+        return _packed_doubling(grams, chunk, passes, start)
     if method == "none":
         return [identity - a for a in grams]
     if method == "neumann":
@@ -94,7 +180,7 @@ def inverse(grams, chunk, method="block_doubling", passes=3, steps=4, start=16):
         return _repeated_squares(grams, identity, chunk, passes)
     if method == "hybrid":
         row, column = rows_and_columns(n)
-        near = (row // start) == (column // start)
+        near = same_block(row, column, start)
         inverses = _repeated_squares([jnp.where(near, a, 0.0) for a in grams], identity, start, passes)
         size = start
     elif method == "block_doubling":

@@ -55,3 +55,16 @@ def inputs(tokens, heads, key_dim, value_dim, tiles, seed, alike=0.0, largest_de
     beta = 2 / (1 + np.exp(-normal(tokens, heads)))
     single = lambda x: np.asarray(x, np.float32).astype(np.float64)
     return to_bf16(q), to_bf16(k), to_bf16(v), single(log_decay), single(beta)
+
+
+def convolved(x, weights):
+    """Causal depthwise convolution of x [T, channels] with weights [taps, channels], the last row for the token itself, then SiLU."""
+    taps = len(weights)
+    padded = np.concatenate([np.zeros((taps - 1, x.shape[1])), x])
+    y = sum(weights[tap] * padded[tap : tap + len(x)] for tap in range(taps))
+    return y * sigmoid(y)
+
+
+def sigmoid(x):
+    """1 / (1 + e^-x)."""
+    return 1 / (1 + np.exp(-x))
