@@ -5,6 +5,7 @@ bf16 pieces. Functions that take lists interleave their steps over the list: the
 """
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 # Contractions of two matrices: a b, a bᵀ, aᵀ b.
@@ -119,3 +120,74 @@ def _repeated_squares(grams, identity, rows, passes):
         inverses = [x + dot_passes(x, a, passes) for x, a in zip(inverses, powers)]
         covered *= 2
     return inverses
+
+
+def spread_matrix(columns, rows=16):
+    """[columns, rows columns] NumPy of zeros and ones, for `substitution`: times a [.., columns] matrix, `rows` matrices side by side, of which
+    the j-th repeats column j of every group of `rows` columns over that group."""
+    source = np.arange(columns)[:, None]
+    lane = np.arange(rows * columns)[None, :]
+    return ((lane % columns) // rows * rows + lane // columns == source).astype(np.float32)
+
+
+def substitution(blocks, spread, rows=16):
+    """(I + A)⁻¹ of strictly lower triangular A of `rows` rows, by forward substitution in fp32 on the vector unit.
+
+    `blocks`: fp32 matrices [rows, columns], each with columns / rows such A side by side; the results have the same layout. One column of every A
+    at a time must be repeated over the columns of its A: the matrix unit does this, ahead of the substitution and for all `blocks` at once,
+    by `spread` (`spread_matrix` in bf16) and with A in two bf16 pieces.
+    """
+    columns = blocks[0].shape[1]
+    stacked = jnp.concatenate(split(jnp.concatenate(blocks, 0)), 1)
+    row = lax.broadcasted_iota(jnp.int32, (rows, columns), 0)
+    column = lax.broadcasted_iota(jnp.int32, (rows, columns), 1)
+    identity = jnp.where(column & (rows - 1) == row, 1.0, 0.0)
+    # Halves of eight rows, one vector register high: rows up to the current one do not change.
+    halves = [[identity[i : i + 8] for i in range(0, rows, 8)] for _ in blocks]
+    for j in range(rows - 1):
+        ones = spread[:, j * columns : (j + 1) * columns]
+        repeated = dot(stacked, jnp.concatenate([ones, ones], 0))
+        for n, x in enumerate(halves):
+            done = x[j // 8][j % 8 : j % 8 + 1]
+            for i in range((j + 1) // 8, rows // 8):
+                x[i] = x[i] - repeated[n * rows + 8 * i : n * rows + 8 * i + 8] * done
+    return [jnp.concatenate(x, 0) for x in halves]
+
+
+def double_blocks(diagonals, lowers, rows=16, passes=3):
+    """Inverses of unit lower triangular matrices of n rows, from those of their diagonal blocks, as bf16 [n, n].
+
+    `diagonals`: for each matrix, the inverses of its blocks of `rows` rows side by side, fp32 [rows, n]. `lowers`: for each matrix, for each size s =
+    rows, 2 rows, .. n / 2, the blocks below the diagonal blocks of s rows: the rows of every second s, fp32 [n / 2, n], zero outside
+    the s columns before the diagonal block. Block doubling X - (X F) X, of which only the rows that change are computed.
+    """
+    n = diagonals[0].shape[1]
+    starts = range(0, n, rows)
+    lane = lax.div(lax.broadcasted_iota(jnp.int32, (rows, n), 1), rows)
+    zeros = jnp.zeros((rows, n), jnp.bfloat16)
+    pieces = 2 if passes == 3 else 1
+
+    def product(streamed, stationary):
+        high = dot(streamed[0], stationary[0])
+        return high + (dot(streamed[0], stationary[1]) + dot(streamed[1], stationary[0])) if passes == 3 else high
+
+    inverses = [[jnp.where(lane == b, x, 0.0) for b, _ in enumerate(starts)] for x in diagonals]
+    parts = [[split(x, pieces) for x in blocks] for blocks in inverses]
+    for level, size in enumerate(rows << i for i in range((n // rows).bit_length() - 1)):
+        changed = [b for b, start in enumerate(starts) if start & size]
+
+        def stack(blocks, piece):
+            return jnp.concatenate([block[piece] for block in blocks], 0)
+
+        halves = []
+        for part, lower in zip(parts, lowers):
+            below = [split(x, pieces) for x in jnp.split(lower[level], len(changed), 0)]
+            below = [below[changed.index(b)] if b in changed else [zeros] * pieces for b, _ in enumerate(starts)]
+            streamed = [stack([part[b] for b in changed], piece) for piece in range(pieces)]
+            halves.append(split(product(streamed, [stack(below, piece) for piece in range(pieces)]), pieces))
+        for blocks, part, half in zip(inverses, parts, halves):
+            change = product(half, [stack(part, piece) for piece in range(pieces)])
+            for b, x in zip(changed, jnp.split(change, len(changed), 0)):
+                blocks[b] = blocks[b] - x
+                part[b] = split(blocks[b], pieces)
+    return [jnp.concatenate([part[0] for part in blocks], 0) for blocks in parts]

@@ -1,0 +1,388 @@
+"""Forward kernels of Kimi delta attention (KDA), a gated delta rule whose decay is per key channel, for TPUs in Pallas.
+
+    S <- exp(g) S + beta k (v - kᵀ (exp(g) S))ᵀ,  o = qᵀ S
+
+in chunks of `chunk` tokens. In a chunk, with G the running sums of the log decays g:
+
+    A = tril₋₁(beta K e^(G - G') Kᵀ),  P = tril(Q e^(G - G') Kᵀ),  W = (I + A)⁻¹ beta K e^G,  U = (I + A)⁻¹ beta V - W S
+    O = (Q e^G) S + P U,  S <- e^(G_last) S + (K e^(G_last - G))ᵀ U
+
+The factor e^(G_i - G_j) of a pair of tokens depends on the channel, so it cannot be applied after the product; and e^G e^-G overflows. Here each block
+of `pivot_rows` tokens has a pivot, its middle token: within the block both factors are taken from there. Between blocks the factors are halved
+in turn, as in block doubling: of two neighbours of s tokens, the later one decays from the border, the earlier one to the border, and both
+factors are at most one. All of them come from two exponentials a token and channel, times one number a block and channel; the sums of log decays
+inside the exponentials are one product with a constant matrix of -1, 0 and 1. So decays of up to 88 / (pivot_rows / 2) = 11 nats a token stay finite.
+
+The inverse of I + A: forward substitution in blocks of `pivot_rows` (the vector unit), then block doubling (the matrix unit).
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from products import NT, TN, dot, double_blocks, split, spread_matrix, substitution
+
+# Channels of a head, keys and values: the lanes of a vector register.
+HEAD = 128
+# Decays are kept as powers of two, which is what the transcendental unit computes.
+LOG2_E = 1.0 / math.log(2.0)
+# Added to the squared length of a query or key before the root, as the public kernels do.
+NORM_EPSILON = 1e-6
+
+BF16, F32 = jnp.bfloat16, jnp.float32
+# How states may be kept between chunks.
+STATE_FORMATS = {"f32": F32, "bf16": BF16}
+# Bytes of VMEM that the compiler may give a kernel.
+VMEM_LIMIT = 100 << 20
+
+
+def _levels(chunk, rows):
+    """Sizes s of neighbours: rows, 2 rows, .. chunk / 2."""
+    return [rows << i for i in range((chunk // rows).bit_length() - 1)]
+
+
+def sums_matrix(chunk, rows):
+    """NumPy matrix of -1, 0 and 1 that, times the log decays [chunk, HEAD] of a chunk, gives every exponent that its factors need.
+
+    Row t < chunk: from the pivot of t's block to t. Then, a row a block: for each size s of `_levels`, between the block's pivot and the border of
+    its pair of neighbours; from the start of the chunk to the pivot; from the pivot to the end of the chunk. Last, the whole chunk.
+    Padded to a multiple of 16 rows.
+    """
+    token = np.arange(chunk)
+    between = lambda first, last: ((token > first) & (token <= last)).astype(np.float32)
+    pivots = [start + rows // 2 for start in range(0, chunk, rows)]
+    out = []
+    for t in range(chunk):
+        pivot = pivots[t // rows]
+        out.append(between(pivot, t) - between(t, pivot))
+    for size in _levels(chunk, rows):
+        for b, pivot in enumerate(pivots):
+            start = b * rows // (2 * size) * 2 * size
+            border = start + size - 1
+            out.append(between(border, pivot) if pivot > border else between(pivot, border))
+    out += [between(-1, pivot) for pivot in pivots]
+    out += [between(pivot, chunk - 1) for pivot in pivots]
+    out.append(between(-1, chunk - 1))
+    out += [np.zeros(chunk, np.float32)] * (-len(out) % 16)
+    return np.stack(out)
+
+
+def _chunk_products(q, k, decay, beta, sums, factors, chunk, rows):
+    """What the chunk of one head needs, but for the inverse.
+
+    q, k [chunk, HEAD] fp32, decay [chunk, HEAD] fp32 in powers of two, beta [chunk, 1]; `factors` is scratch [.., HEAD]. Returns the
+    diagonal blocks of A side by side [rows, chunk], the blocks below them for `double_blocks`, P bf16 [chunk, chunk], Q e^G, beta K e^G and
+    K e^(G_last - G) in bf16 [chunk, HEAD], and e^(G_last) [1, HEAD].
+    """
+    count = chunk // rows
+    levels = _levels(chunk, rows)
+    high, low = split(decay)
+    exponents = dot(sums, jnp.concatenate([high, low], 1))
+    exponents = exponents[:, :HEAD] + exponents[:, HEAD:]
+    later, earlier = jnp.exp2(exponents[:chunk]), jnp.exp2(-exponents[:chunk])
+    factors[...] = jnp.exp2(exponents[chunk:])
+    q, r, k = q * later, k * beta * later, k * earlier
+
+    def block(x, b):
+        return x[b * rows : (b + 1) * rows]
+
+    def scaled(x, blocks, first):
+        """Those blocks of x, each times its row of `factors` from `first` on."""
+        return [(block(x, b) * factors[first + b : first + b + 1]).astype(BF16) for b in blocks]
+
+    zeros = jnp.zeros((rows, HEAD), BF16)
+    near = dot(jnp.concatenate([q, r], 0).astype(BF16), k.astype(BF16), NT)
+    far = []
+    for n, size in enumerate(levels):
+        changed = [b for b in range(count) if b * rows & size]
+        kept = [b for b in range(count) if b not in changed]
+        columns = scaled(k, kept, n * count)
+        columns = jnp.concatenate([columns[kept.index(b)] if b in kept else zeros for b in range(count)], 0)
+        x = dot(jnp.concatenate(scaled(q, changed, n * count) + scaled(r, changed, n * count), 0), columns, NT)
+        far.append((changed, x[: chunk // 2], x[chunk // 2 :]))
+
+    row = lax.broadcasted_iota(jnp.int32, (rows, chunk), 0)
+    lane = lax.broadcasted_iota(jnp.int32, (rows, chunk), 1)
+    diagonal, outputs = jnp.zeros((rows, chunk), F32), []
+    lowers = [[] for _ in levels]
+    for b in range(count):
+        here = lane - b * rows
+        diagonal = diagonal + jnp.where((here >= 0) & (here < row), near[chunk + b * rows : chunk + (b + 1) * rows], 0.0)
+        x = jnp.where((here >= 0) & (here <= row), block(near, b), 0.0)
+        for n, size in enumerate(levels):
+            changed, q_far, r_far = far[n]
+            if b in changed:
+                start = b * rows // (2 * size) * 2 * size
+                inside = (lane >= start) & (lane < start + size)
+                at = changed.index(b)
+                x = jnp.where(inside, block(q_far, at), x)
+                lowers[n].append(jnp.where(inside, block(r_far, at), 0.0))
+        outputs.append(x.astype(BF16))
+    lowers = [jnp.concatenate(x, 0) for x in lowers]
+    every, start = range(count), len(levels) * count
+    q, r = (jnp.concatenate(scaled(x, every, start), 0) for x in (q, r))
+    k = jnp.concatenate(scaled(k, every, start + count), 0)
+    return diagonal, lowers, jnp.concatenate(outputs, 0), q, r, k, factors[start + 2 * count : start + 2 * count + 1]
+
+
+def _solve(units, sums, spread, scratch, form):
+    """What the scan needs of a list of (q, k, v, decay, beta) of one chunk of one head each: W bf16 and U without the state fp32 [chunk, HEAD], then
+    P, Q e^G, K e^(G_last - G) and e^(G_last) as `_chunk_products` gives them."""
+    parts = [_chunk_products(q, k, decay, beta, sums, scratch.at[n], form.chunk, form.rows) for n, (q, k, v, decay, beta) in enumerate(units)]
+    diagonals = substitution([part[0] for part in parts], spread, form.rows)
+    inverses = double_blocks(diagonals, [part[1] for part in parts], form.rows, form.passes)
+    out = []
+    for (q, k, v, decay, beta), part, inverse in zip(units, parts, inverses):
+        _, _, p, q_state, r_state, k_state, total = part
+        solved = dot(inverse, jnp.concatenate([r_state, (v * beta).astype(BF16)], 1))
+        out.append((solved[:, :HEAD].astype(BF16), solved[:, HEAD:], p, q_state, k_state, total))
+    return out
+
+
+def _scan(state, w, u, p, q, k, total):
+    """One chunk of one head. `state` [values, keys] fp32. Returns the outputs [chunk, HEAD] fp32 and the next state."""
+    chunk = w.shape[0]
+    read = dot(jnp.concatenate([w, q], 0), state.astype(BF16), NT)
+    u = (u - read[:chunk]).astype(BF16)
+    return read[chunk:] + dot(p, u), state * total + dot(u, k, TN)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """What is fixed when a kernel is built: sizes in tokens, heads and chunks a program, and what is done inside."""
+
+    chunk: int
+    chunks: int
+    heads: int
+    rows: int
+    passes: int
+    gate: bool
+    norm: bool
+    lower_bound: float
+    state_in: bool
+    state_out: bool
+
+    def cells(self):
+        """(chunk, head, rows of a block, columns of a block) of every chunk of a program, a chunk's heads together."""
+        for c in range(self.chunks):
+            for h in range(self.heads):
+                yield c, h, slice(c * self.chunk, (c + 1) * self.chunk), slice(h * HEAD, (h + 1) * HEAD)
+
+
+def _inputs(refs, form):
+    """q, k, v, log2 decays and beta of every chunk of a program in fp32, gate and norm applied. Takes its references off the front of `refs`."""
+    q_ref, k_ref, v_ref, decay_ref, beta_ref = (refs.pop(0) for _ in range(5))
+    gate_ref = refs.pop(0) if form.gate else None
+    units = []
+    for _, h, rows, columns in form.cells():
+        q, k, v, decay = (ref[rows, columns].astype(F32) for ref in (q_ref, k_ref, v_ref, decay_ref))
+        decay = _gate(decay, gate_ref[:, columns], form.lower_bound) if form.gate else decay * LOG2_E
+        if form.norm:
+            q, k = _unit(q, HEAD**-0.5), _unit(k, 1.0)
+        units.append((q, k, v, decay, beta_ref[0, rows, h : h + 1].astype(F32)))
+    return units
+
+
+def _gate(x, scale_and_bias, lower_bound):
+    """The bounded gate lower_bound sigmoid(exp(a_log) (x + bias)) as log2 decays; `scale_and_bias`: exp(a_log) / 2 and bias, [2, HEAD]."""
+    # sigmoid(x) = (1 + tanh(x / 2)) / 2: one transcendental instead of two.
+    half = lower_bound * LOG2_E / 2
+    return half + half * jnp.tanh((x + scale_and_bias[1:2]) * scale_and_bias[0:1])
+
+
+def _unit(x, length):
+    """Rows scaled to `length`."""
+    return x * (lax.rsqrt(jnp.sum(x * x, axis=1, keepdims=True) + NORM_EPSILON) * length)
+
+
+def _with_states(states, first_ref, last_ref, run):
+    """Runs one step of the sequence (the grid's second dimension) between loading the first states and storing the last."""
+
+    @pl.when(pl.program_id(1) == 0)
+    def _():
+        states[...] = jnp.zeros_like(states) if first_ref is None else first_ref[...].astype(states.dtype)
+
+    run()
+    if last_ref is not None:
+
+        @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
+        def _():
+            last_ref[...] = states[...].astype(last_ref.dtype)
+
+
+def _fused(*refs, form):
+    """One program of the fused kernel; the states stay in VMEM over the sequence."""
+    refs = list(refs)
+    units = refs[: 6 if form.gate else 5]
+    del refs[: len(units)]
+    sums, spread = refs.pop(0), refs.pop(0)
+    first = refs.pop(0) if form.state_in else None
+    out = refs.pop(0)
+    last = refs.pop(0) if form.state_out else None
+    states, scratch = refs
+
+    def run():
+        parts = _solve(_inputs(units, form), sums[...], spread[...], scratch, form)
+        for (_, h, rows, columns), part in zip(form.cells(), parts):
+            o, state = _scan(states[h].astype(F32), *part)
+            states[h] = state.astype(states.dtype)
+            out[rows, columns] = o.astype(out.dtype)
+
+    _with_states(states, first, last, run)
+
+
+def _solve_kernel(*refs, form):
+    """One program of the first of two kernels: everything that does not need the state, for the second one to read."""
+    refs = list(refs)
+    units = refs[: 6 if form.gate else 5]
+    sums, spread, w_ref, u_ref, p_ref, q_ref, k_ref, total_ref, scratch = refs[len(units) :]
+    for (c, h, rows, columns), (w, u, p, q, k, total) in zip(form.cells(), _solve(_inputs(units, form), sums[...], spread[...], scratch, form)):
+        w_ref[rows, columns], u_ref[rows, columns], q_ref[rows, columns], k_ref[rows, columns] = w, u.astype(BF16), q, k
+        p_ref[rows, h * form.chunk : (h + 1) * form.chunk] = p
+        total_ref[c, :, columns] = total
+
+
+def _scan_kernel(*refs, form):
+    """One program of the second kernel: states and outputs."""
+    refs = list(refs)
+    w_ref, u_ref, p_ref, q_ref, k_ref, total_ref = refs[:6]
+    del refs[:6]
+    first = refs.pop(0) if form.state_in else None
+    out = refs.pop(0)
+    last = refs.pop(0) if form.state_out else None
+    (states,) = refs
+
+    def run():
+        for c, h, rows, columns in form.cells():
+            p = p_ref[rows, h * form.chunk : (h + 1) * form.chunk]
+            o, state = _scan(
+                states[h].astype(F32), w_ref[rows, columns], u_ref[rows, columns].astype(F32), p, q_ref[rows, columns], k_ref[rows, columns], total_ref[c, :, columns]
+            )
+            states[h] = state.astype(states.dtype)
+            out[rows, columns] = o.astype(out.dtype)
+
+    _with_states(states, first, last, run)
+
+
+def kda(
+    q,
+    k,
+    v,
+    decay,
+    beta,
+    *,
+    gate=None,
+    lower_bound=-5.0,
+    qk_norm=False,
+    initial_state=None,
+    final_state=False,
+    kernels=1,
+    chunk=128,
+    heads_per_program=8,
+    chunks_per_program=1,
+    pivot_rows=16,
+    inverse_passes=3,
+    state_format="f32",
+    parallel_heads=False,
+    out_dtype=BF16,
+    interpret=False,
+):
+    """KDA of one sequence, from its start or from `initial_state`.
+
+    q, k, v [tokens, heads HEAD], decay [tokens, heads HEAD] in nats (at most 0), beta [tokens, heads]. Returns the outputs [tokens, heads HEAD] in
+    `out_dtype`, with `final_state` also the states [heads, HEAD keys, HEAD values] fp32, the layout of `initial_state`.
+
+    gate: (a_log [heads], bias [heads HEAD]); `decay` is then what goes into the gate, lower_bound sigmoid(exp(a_log) (decay + bias)).
+    qk_norm: q and k are brought to length one and q is scaled by HEAD^-1/2, inside.
+    kernels: 1, or 2, of which the first does all that does not need the state and leaves it in HBM.
+    chunk: tokens, a power of two from 2 `pivot_rows` to 128. heads_per_program, chunks_per_program: work of a grid step; it is done side by side.
+    inverse_passes: bf16 passes of the products of the inverse, 1 or 3. state_format: "f32" or "bf16", as the states are kept between chunks.
+    parallel_heads: groups of heads may run on both cores of a chip that JAX shows as one device (v4, v5p).
+    """
+    tokens, width = q.shape
+    heads, group = width // HEAD, heads_per_program
+    if width % HEAD or heads % group:
+        raise ValueError(f"columns of q: a multiple of {HEAD} heads_per_program = {HEAD * group}, not {width}")
+    if chunk not in (32, 64, 128) or pivot_rows not in (16, 32) or chunk < 2 * pivot_rows:
+        raise ValueError(f"chunk: 32, 64 or 128, with pivot_rows 16 or 32 at most half of it, not {chunk} and {pivot_rows}")
+    if inverse_passes not in (1, 3):
+        raise ValueError(f"inverse_passes: 1 or 3, not {inverse_passes}")
+    if state_format not in STATE_FORMATS:
+        raise ValueError(f"state_format: one of {', '.join(STATE_FORMATS)}, not {state_format}")
+    if kernels not in (1, 2):
+        raise ValueError(f"kernels: 1 or 2, not {kernels}")
+    form = _Form(
+        chunk, chunks_per_program, group, pivot_rows, inverse_passes, gate is not None, qk_norm, lower_bound, initial_state is not None, final_state
+    )
+    block = chunk * chunks_per_program
+    padded = -(-tokens // block) * block
+    # Tokens of zeros after the last: with beta 0 they leave the state alone, and a decay of 0 too.
+    q, k, v, decay, beta = (jnp.pad(x, ((0, padded - tokens), (0, 0))) for x in (q, k, v, decay, beta))
+    if gate is not None and padded > tokens and final_state:
+        raise ValueError(f"final_state with a gate inside: tokens must be a multiple of {block}, not {tokens}, as the gate decays what is padded")
+    beta = jnp.transpose(beta.reshape(padded, heads // group, group), (1, 0, 2))
+    wide = pl.BlockSpec((block, group * HEAD), lambda h, c: (c, h))
+    wide_shape = lambda dtype: jax.ShapeDtypeStruct((padded, width), dtype)
+    whole = lambda x: pl.BlockSpec(x.shape, lambda h, c: (0, 0))
+    args = [q, k, v, decay, beta]
+    specs = [wide] * 4 + [pl.BlockSpec((1, block, group), lambda h, c: (h, c, 0))]
+    if gate is not None:
+        a_log, bias = gate
+        args.append(jnp.stack([jnp.repeat(jnp.exp(a_log.astype(F32)) / 2, HEAD), bias.astype(F32)]))
+        specs.append(pl.BlockSpec((2, group * HEAD), lambda h, c: (0, h)))
+    constants = [jnp.asarray(sums_matrix(chunk, pivot_rows), BF16), jnp.asarray(spread_matrix(chunk, pivot_rows), BF16)]
+    args += constants
+    specs += [whole(x) for x in constants]
+    scratch = pltpu.VMEM((group * chunks_per_program, constants[0].shape[0] - chunk, HEAD), F32)
+    states = pltpu.VMEM((group, HEAD, HEAD), STATE_FORMATS[state_format])
+    state_spec = pl.BlockSpec((group, HEAD, HEAD), lambda h, c: (h, 0, 0))
+    first = [] if initial_state is None else [jnp.swapaxes(initial_state, 1, 2)]
+    out_specs = [wide] + [state_spec] * final_state
+    out_shape = [wide_shape(out_dtype)] + [jax.ShapeDtypeStruct((heads, HEAD, HEAD), F32)] * final_state
+    over_heads = "parallel" if parallel_heads else "arbitrary"
+
+    def call(body, name, args, in_specs, out_specs, out_shape, scratch, over_tokens):
+        return pl.pallas_call(
+            functools.partial(body, form=form),
+            grid=(heads // group, padded // block),
+            in_specs=in_specs,
+            out_specs=out_specs,
+            out_shape=out_shape,
+            scratch_shapes=scratch,
+            compiler_params=pltpu.CompilerParams(dimension_semantics=(over_heads, over_tokens), vmem_limit_bytes=VMEM_LIMIT),
+            interpret=interpret,
+            name=name,
+        )(*args)
+
+    if kernels == 1:
+        out = call(_fused, "kda", args + first, specs + [state_spec] * len(first), out_specs, out_shape, [states, scratch], "arbitrary")
+    else:
+        p_spec = pl.BlockSpec((block, group * chunk), lambda h, c: (c, h))
+        total_spec = pl.BlockSpec((chunks_per_program, 1, group * HEAD), lambda h, c: (c, 0, h))
+        between_specs = [wide, wide, p_spec, wide, wide, total_spec]
+        between = [wide_shape(BF16)] * 2 + [jax.ShapeDtypeStruct((padded, heads * chunk), BF16)] + [wide_shape(BF16)] * 2
+        between.append(jax.ShapeDtypeStruct((padded // chunk, 1, width), F32))
+        parts = list(call(_solve_kernel, "kda_solve", args, specs, between_specs, between, [scratch], over_heads))
+        out = call(_scan_kernel, "kda_scan", parts + first, between_specs + [state_spec] * len(first), out_specs, out_shape, [states], "arbitrary")
+    if final_state:
+        return out[0][:tokens], jnp.swapaxes(out[1], 1, 2)
+    return out[0][:tokens]
+
+
+def program(tokens=8192, heads=32, gated=True, **options):
+    """`kda` at the size of the paper, for dump.py: the function and the shapes of its arguments. `gated`: gate and norm inside."""
+    wide = lambda dtype: jax.ShapeDtypeStruct((tokens, heads * HEAD), dtype)
+    args = [wide(BF16), wide(BF16), wide(BF16), wide(BF16 if gated else F32), jax.ShapeDtypeStruct((tokens, heads), F32)]
+    if not gated:
+        return functools.partial(kda, **options), args
+
+    def run(q, k, v, x, beta, a_log, bias):
+        return kda(q, k, v, x, beta, gate=(a_log, bias), qk_norm=True, **options)
+
+    return run, args + [jax.ShapeDtypeStruct((heads,), F32), jax.ShapeDtypeStruct((heads * HEAD,), F32)]

@@ -1,0 +1,120 @@
+"""The KDA kernels in interpret mode on the CPU, against the token by token recurrence in float64.
+
+Tolerances. Operands of products are rounded to bf16, a relative error of 2^-9 / sqrt(3) = 1.1e-3 root mean square each. An output is a sum over products of
+about four rounded operands on each of its two paths (state, chunk), some of them products themselves: sqrt(2 x 4) x 1.1e-3 = 3.2e-3, to which
+the roundings inside the inverse add. With keys of expected cosine c, the inverse amplifies: its rows sum up to what (1 - c)^-1/2 does to
+differences of keys, 1.4 at c = 1/2.
+"""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Interpreted kernels are run once: compiling them without optimisation is what is fast.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from kda import HEAD, kda
+
+TOLERANCE = 4.0e-3
+
+
+def run(values, **options):
+    """Kernel on (q, k, v, log decay, beta) of `reference.inputs`: outputs [tokens, heads, HEAD] and, where asked for, states."""
+    tokens, heads = values[4].shape
+    dtypes = (jnp.bfloat16, jnp.bfloat16, jnp.bfloat16, jnp.float32, jnp.float32)
+    args = [jnp.asarray(x.reshape(tokens, -1), dtype) for x, dtype in zip(values, dtypes)]
+    options = {"heads_per_program": heads, "chunk": 64, "out_dtype": jnp.float32, "interpret": True, **options}
+    out = kda(*args, **options)
+    if options.get("final_state"):
+        return np.asarray(out[0]).reshape(tokens, heads, HEAD), np.asarray(out[1])
+    return np.asarray(out).reshape(tokens, heads, HEAD)
+
+
+def inputs(tokens, heads=1, seed=1, **options):
+    return reference.inputs(tokens, heads, HEAD, HEAD, HEAD, seed, **options)
+
+
+@pytest.mark.parametrize("chunk, seed, largest_decay", [(64, 1, 0.5), (64, 2, 5.0), (128, 3, 5.0)])
+def test_outputs_and_states_follow_the_recurrence(chunk, seed, largest_decay):
+    values = inputs(256, seed=seed, largest_decay=largest_decay)
+    expected, state = reference.delta_rule(*values)
+    out, last = run(values, chunk=chunk, final_state=True)
+    assert reference.relative_rms(out, expected) < TOLERANCE
+    assert reference.relative_rms(last, state) < TOLERANCE
+
+
+def test_every_token_at_the_largest_decay_is_finite():
+    values = list(inputs(128, seed=4))
+    values[3] = np.full_like(values[3], -5.0)
+    expected, _ = reference.delta_rule(*values)
+    assert reference.relative_rms(run(values, chunk=128), expected) < TOLERANCE
+
+
+def test_alike_keys():
+    values = inputs(128, seed=5, alike=0.5)
+    expected, _ = reference.delta_rule(*values)
+    assert reference.relative_rms(run(values), expected) < 2**0.5 * TOLERANCE
+
+
+def test_a_ragged_tail_leaves_outputs_and_state_alone():
+    values = inputs(100, seed=6)
+    expected, state = reference.delta_rule(*values)
+    out, last = run(values, final_state=True)
+    assert out.shape == expected.shape
+    assert reference.relative_rms(out, expected) < TOLERANCE
+    assert reference.relative_rms(last, state) < TOLERANCE
+
+
+def test_a_state_continues_a_sequence():
+    values = inputs(128, seed=7)
+    expected, _ = reference.delta_rule(*values)
+    first, state = run([x[:64] for x in values], final_state=True)
+    second = run([x[64:] for x in values], initial_state=jnp.asarray(state))
+    assert reference.relative_rms(np.concatenate([first, second]), expected) < TOLERANCE
+
+
+def test_heads_and_chunks_of_a_program_are_independent_of_each_other():
+    values = inputs(256, heads=2, seed=8)
+    expected, _ = reference.delta_rule(*values)
+    assert reference.relative_rms(run(values, chunks_per_program=2), expected) < TOLERANCE
+    assert reference.relative_rms(run(values, heads_per_program=1), expected) < TOLERANCE
+
+
+def test_two_kernels_differ_from_one_by_the_rounding_between_them():
+    values = inputs(128, seed=9)
+    expected, _ = reference.delta_rule(*values)
+    two = run(values, kernels=2)
+    assert reference.relative_rms(two, expected) < TOLERANCE
+    # U is rounded to bf16 on its way.
+    assert reference.relative_rms(two, run(values)) < 2**-9
+
+
+def test_fewer_passes_and_a_bf16_state_cost_accuracy_but_not_the_result():
+    values = inputs(256, seed=10)
+    expected, _ = reference.delta_rule(*values)
+    out = run(values, inverse_passes=1, state_format="bf16")
+    # One more operand rounded on the path of the state, and the inverse as accurate as any bf16 operand.
+    assert reference.relative_rms(out, expected) < 1.5 * TOLERANCE
+
+
+def test_gate_and_norm_inside():
+    random = np.random.default_rng(11)
+    tokens, heads = 128, 1
+    q, k, v, _, beta = inputs(tokens, heads, seed=11)
+    q, k = (reference.to_bf16(x * random.uniform(0.5, 20, size=(tokens, heads, 1))) for x in (q, k))
+    before = reference.to_bf16(random.normal(size=(tokens, heads, HEAD)) * 2 - 2)
+    a_log, bias = random.uniform(0, 1, heads), random.normal(size=heads * HEAD)
+    a_log, bias = a_log.astype(np.float32), bias.astype(np.float32)
+    log_decay = -5.0 / (1 + np.exp(-np.exp(a_log.astype(np.float64))[:, None] * (before + bias.reshape(heads, HEAD))))
+    expected, _ = reference.delta_rule(reference.unit(q) * HEAD**-0.5, reference.unit(k), v, log_decay, beta)
+    out = run([q, k, v, before, beta], gate=(jnp.asarray(a_log), jnp.asarray(bias)), qk_norm=True)
+    assert reference.relative_rms(out, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("options, said", [({"chunk": 48}, "chunk"), ({"inverse_passes": 2}, "inverse_passes"), ({"heads_per_program": 3}, "columns of q")])
+def test_bad_options_are_named(options, said):
+    with pytest.raises(ValueError, match=said):
+        run(inputs(64, heads=2), **options)
