@@ -26,7 +26,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from products import NT, TN, dot, double_blocks, split, spread_matrix, substitution
+from products import NT, TN, dot, double_blocks, interleave, solve_halves, split, spread_matrix, substitution
 
 # Channels of a head, keys and values: the lanes of a vector register.
 HEAD = 128
@@ -73,7 +73,25 @@ def sums_matrix(chunk, rows):
     return np.stack(out)
 
 
-def _chunk_products(q, k, decay, beta, sums, factors, chunk, rows):
+class _Masks:
+    """Which entries of the products of a block of rows belong to it; the same for every chunk and head.
+
+    `blocks`: for each block of rows, the entries of its diagonal block below and on or below the diagonal, and the columns from there on. `pairs`: for
+    each size of neighbours, for each block, the columns from the start of its pair on, and those of the earlier of the pair.
+    """
+
+    def __init__(self, chunk, rows):
+        row = lax.broadcasted_iota(jnp.int32, (rows, chunk), 0)
+        lane = lax.broadcasted_iota(jnp.int32, (rows, chunk), 1)
+        self.blocks, self.pairs = [], []
+        for start in range(0, chunk, rows):
+            self.blocks.append(((lane >= start) & (lane < start + row), (lane >= start) & (lane <= start + row), lane >= start))
+        for size in _levels(chunk, rows):
+            starts = [b // (2 * size) * 2 * size for b in range(0, chunk, rows)]
+            self.pairs.append([(lane >= start, (lane >= start) & (lane < start + size)) for start in starts])
+
+
+def _chunk_products(q, k, decay, beta, sums, factors, masks, chunk, rows):
     """What the chunk of one head needs, but for the inverse.
 
     q, k [chunk, HEAD] fp32, decay [chunk, HEAD] fp32 in powers of two, beta [chunk, 1]; `factors` is scratch [.., HEAD]. Returns the
@@ -84,6 +102,7 @@ def _chunk_products(q, k, decay, beta, sums, factors, chunk, rows):
     levels = _levels(chunk, rows)
     high, low = split(decay)
     exponents = dot(sums, jnp.concatenate([high, low], 1))
+    yield
     exponents = exponents[:, :HEAD] + exponents[:, HEAD:]
     later, earlier = jnp.exp2(exponents[:chunk]), jnp.exp2(-exponents[:chunk])
     factors[...] = jnp.exp2(exponents[chunk:])
@@ -97,6 +116,7 @@ def _chunk_products(q, k, decay, beta, sums, factors, chunk, rows):
         return [(block(x, b) * factors[first + b : first + b + 1]).astype(BF16) for b in blocks]
 
     zeros = jnp.zeros((rows, HEAD), BF16)
+    yield
     near = dot(jnp.concatenate([q, r], 0).astype(BF16), k.astype(BF16), NT)
     far = []
     for n, size in enumerate(levels):
@@ -107,23 +127,23 @@ def _chunk_products(q, k, decay, beta, sums, factors, chunk, rows):
         x = dot(jnp.concatenate(scaled(q, changed, n * count) + scaled(r, changed, n * count), 0), columns, NT)
         far.append((changed, x[: chunk // 2], x[chunk // 2 :]))
 
-    row = lax.broadcasted_iota(jnp.int32, (rows, chunk), 0)
-    lane = lax.broadcasted_iota(jnp.int32, (rows, chunk), 1)
+    yield
     diagonal, outputs = jnp.zeros((rows, chunk), F32), []
     lowers = [[] for _ in levels]
     for b in range(count):
-        here = lane - b * rows
-        diagonal = diagonal + jnp.where((here >= 0) & (here < row), near[chunk + b * rows : chunk + (b + 1) * rows], 0.0)
-        x = jnp.where((here >= 0) & (here <= row), block(near, b), 0.0)
-        for n, size in enumerate(levels):
+        below, inside, from_here = masks.blocks[b]
+        diagonal = diagonal + jnp.where(below, near[chunk + b * rows : chunk + (b + 1) * rows], 0.0)
+        # Farthest neighbours first, which lie in the first columns; each next one overwrites all that follows its start.
+        x = None
+        for n in reversed(range(len(levels))):
             changed, q_far, r_far = far[n]
             if b in changed:
-                start = b * rows // (2 * size) * 2 * size
-                inside = (lane >= start) & (lane < start + size)
                 at = changed.index(b)
-                x = jnp.where(inside, block(q_far, at), x)
-                lowers[n].append(jnp.where(inside, block(r_far, at), 0.0))
-        outputs.append(x.astype(BF16))
+                start, in_pair = masks.pairs[n][b]
+                x = block(q_far, at) if x is None else jnp.where(start, block(q_far, at), x)
+                lowers[n].append(block(r_far, at) if n == len(levels) - 1 else jnp.where(in_pair, block(r_far, at), 0.0))
+        own = jnp.where(inside, block(near, b), 0.0)
+        outputs.append((own if x is None else jnp.where(from_here, own, x)).astype(BF16))
     lowers = [jnp.concatenate(x, 0) for x in lowers]
     every, start = range(count), len(levels) * count
     q, r = (jnp.concatenate(scaled(x, every, start), 0) for x in (q, r))
@@ -134,14 +154,20 @@ def _chunk_products(q, k, decay, beta, sums, factors, chunk, rows):
 def _solve(units, sums, spread, scratch, form):
     """What the scan needs of a list of (q, k, v, decay, beta) of one chunk of one head each: W bf16 and U without the state fp32 [chunk, HEAD], then
     P, Q e^G, K e^(G_last - G) and e^(G_last) as `_chunk_products` gives them."""
-    parts = [_chunk_products(q, k, decay, beta, sums, scratch.at[n], form.chunk, form.rows) for n, (q, k, v, decay, beta) in enumerate(units)]
-    diagonals = substitution([part[0] for part in parts], spread, form.rows)
-    inverses = double_blocks(diagonals, [part[1] for part in parts], form.rows, form.passes)
+    masks = _Masks(form.chunk, form.rows)
+    parts = interleave(
+        _chunk_products(q, k, decay, beta, sums, scratch.at[n], masks, form.chunk, form.rows) for n, (q, k, v, decay, beta) in enumerate(units)
+    )
+    inverses = substitution([part[0] for part in parts], spread, form.rows)
+    for level in range(len(parts[0][1]) - 1):
+        inverses = double_blocks(inverses, [part[1][level] for part in parts], form.passes)
+    inverses = [x.astype(BF16) for x in inverses]
+    rights = [jnp.concatenate([part[4], (unit[2] * unit[4]).astype(BF16)], 1) for unit, part in zip(units, parts)]
     out = []
-    for (q, k, v, decay, beta), part, inverse in zip(units, parts, inverses):
-        _, _, p, q_state, r_state, k_state, total = part
-        solved = dot(inverse, jnp.concatenate([r_state, (v * beta).astype(BF16)], 1))
-        out.append((solved[:, :HEAD].astype(BF16), solved[:, HEAD:], p, q_state, k_state, total))
+    for part, halves in zip(parts, solve_halves(inverses, [part[1][-1] for part in parts], rights)):
+        w = jnp.concatenate([x[:, :HEAD].astype(BF16) for x in halves], 0)
+        u = jnp.concatenate([x[:, HEAD:] for x in halves], 0)
+        out.append((w, u, part[2], part[3], part[5], part[6]))
     return out
 
 
@@ -149,8 +175,22 @@ def _scan(state, w, u, p, q, k, total):
     """One chunk of one head. `state` [values, keys] fp32. Returns the outputs [chunk, HEAD] fp32 and the next state."""
     chunk = w.shape[0]
     read = dot(jnp.concatenate([w, q], 0), state.astype(BF16), NT)
+    yield
     u = (u - read[:chunk]).astype(BF16)
-    return read[chunk:] + dot(p, u), state * total + dot(u, k, TN)
+    state = state * total + dot(u, k, TN)
+    yield
+    return read[chunk:] + dot(p, u), state
+
+
+def _scan_chunks(parts, states, out, form):
+    """Outputs and states of all chunks of a program; `parts`: a function that gives what `_scan` needs of a chunk, from its number and place."""
+    cells = list(form.cells())
+    for c in range(form.chunks):
+        here = cells[c * form.heads : (c + 1) * form.heads]
+        steps = interleave(_scan(states[cell[1]].astype(F32), *parts(c * form.heads + n, cell)) for n, cell in enumerate(here))
+        for (_, h, rows, columns), (o, state) in zip(here, steps):
+            states[h] = state.astype(states.dtype)
+            out[rows, columns] = o.astype(out.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,10 +269,7 @@ def _fused(*refs, form):
 
     def run():
         parts = _solve(_inputs(units, form), sums[...], spread[...], scratch, form)
-        for (_, h, rows, columns), part in zip(form.cells(), parts):
-            o, state = _scan(states[h].astype(F32), *part)
-            states[h] = state.astype(states.dtype)
-            out[rows, columns] = o.astype(out.dtype)
+        _scan_chunks(lambda n, _: parts[n], states, out, form)
 
     _with_states(states, first, last, run)
 
@@ -258,16 +295,12 @@ def _scan_kernel(*refs, form):
     last = refs.pop(0) if form.state_out else None
     (states,) = refs
 
-    def run():
-        for c, h, rows, columns in form.cells():
-            p = p_ref[rows, h * form.chunk : (h + 1) * form.chunk]
-            o, state = _scan(
-                states[h].astype(F32), w_ref[rows, columns], u_ref[rows, columns].astype(F32), p, q_ref[rows, columns], k_ref[rows, columns], total_ref[c, :, columns]
-            )
-            states[h] = state.astype(states.dtype)
-            out[rows, columns] = o.astype(out.dtype)
+    def parts(_, cell):
+        c, h, rows, columns = cell
+        p = p_ref[rows, h * form.chunk : (h + 1) * form.chunk]
+        return w_ref[rows, columns], u_ref[rows, columns].astype(F32), p, q_ref[rows, columns], k_ref[rows, columns], total_ref[c, :, columns]
 
-    _with_states(states, first, last, run)
+    _with_states(states, first, last, lambda: _scan_chunks(parts, states, out, form))
 
 
 def kda(

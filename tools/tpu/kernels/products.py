@@ -138,15 +138,19 @@ def substitution(blocks, spread, rows=16):
     by `spread` (`spread_matrix` in bf16) and with A in two bf16 pieces.
     """
     columns = blocks[0].shape[1]
-    stacked = jnp.concatenate(split(jnp.concatenate(blocks, 0)), 1)
+    stacked = jnp.concatenate(split(jnp.concatenate(blocks, 0)), 0)
+    below = len(blocks) * rows
     row = lax.broadcasted_iota(jnp.int32, (rows, columns), 0)
     column = lax.broadcasted_iota(jnp.int32, (rows, columns), 1)
     identity = jnp.where(column & (rows - 1) == row, 1.0, 0.0)
     # Halves of eight rows, one vector register high: rows up to the current one do not change.
     halves = [[identity[i : i + 8] for i in range(0, rows, 8)] for _ in blocks]
     for j in range(rows - 1):
-        ones = spread[:, j * columns : (j + 1) * columns]
-        repeated = dot(stacked, jnp.concatenate([ones, ones], 0))
+        if j % 2 == 0:
+            # Two columns at a time: the matrix unit of the newer chips is 256 wide.
+            both = dot(stacked, spread[:, j * columns : (j + 2) * columns])
+            both = both[:below] + both[below:]
+        repeated = both[:, j % 2 * columns : (j % 2 + 1) * columns]
         for n, x in enumerate(halves):
             done = x[j // 8][j % 8 : j % 8 + 1]
             for i in range((j + 1) // 8, rows // 8):
@@ -154,40 +158,75 @@ def substitution(blocks, spread, rows=16):
     return [jnp.concatenate(x, 0) for x in halves]
 
 
-def double_blocks(diagonals, lowers, rows=16, passes=3):
-    """Inverses of unit lower triangular matrices of n rows, from those of their diagonal blocks, as bf16 [n, n].
+def _piecewise(streamed, stationary):
+    """Product of matrices given as one or two bf16 pieces each. Two pieces lie below each other on one side and side by side on the other, as
+    loading a stationary operand takes as long as streaming 128 rows, and its second half of 256 columns nothing."""
+    if len(streamed) == 1:
+        return dot(streamed[0], stationary[0])
+    rows, columns = streamed[0].shape[0], stationary[0].shape[1]
+    x = dot(jnp.concatenate(streamed, 0), jnp.concatenate(stationary, 1))
+    return x[:rows, :columns] + (x[:rows, columns:] + x[rows:, :columns])
 
-    `diagonals`: for each matrix, the inverses of its blocks of `rows` rows side by side, fp32 [rows, n]. `lowers`: for each matrix, for each size s =
-    rows, 2 rows, .. n / 2, the blocks below the diagonal blocks of s rows: the rows of every second s, fp32 [n / 2, n], zero outside
-    the s columns before the diagonal block. Block doubling X - (X F) X, of which only the rows that change are computed.
+
+def _spread_blocks(x, size, kept):
+    """[columns, columns] with the `kept` blocks of the [size, columns] matrix x, which has blocks side by side, on the diagonal."""
+    columns = x.shape[1]
+    block = lax.div(lax.broadcasted_iota(jnp.int32, x.shape, 1), size)
+    zeros = jnp.zeros_like(x)
+    return jnp.concatenate([jnp.where(block == b, x, zeros) if b in kept else zeros for b in range(columns // size)], 0)
+
+
+def double_blocks(inverses, lowers, passes=3):
+    """Inverses of unit lower triangular blocks twice as high, from those of blocks of s rows: block doubling, X - (X F) X.
+
+    `inverses`: for each matrix of n rows, the inverses of its blocks of s rows side by side, fp32 [s, n]. `lowers`: for each matrix the blocks F
+    below them, of every second s rows, fp32 [n / 2, n], zero outside the s columns before the diagonal block. Returns fp32 [2 s, n]. As
+    the blocks lie side by side, what is streamed through the matrix unit is s rows and not n.
     """
-    n = diagonals[0].shape[1]
-    starts = range(0, n, rows)
-    lane = lax.div(lax.broadcasted_iota(jnp.int32, (rows, n), 1), rows)
-    zeros = jnp.zeros((rows, n), jnp.bfloat16)
+    size, n = inverses[0].shape
+    block = lax.div(lax.broadcasted_iota(jnp.int32, (size, n), 1), size)
+    first = block & 1 == 0
     pieces = 2 if passes == 3 else 1
+    firsts, seconds = range(0, n // size, 2), range(1, n // size, 2)
+    zeros = jnp.zeros((size, n), jnp.bfloat16)
+    halves = []
+    for x, lower in zip(inverses, lowers):
+        below = [split(rows, pieces) for rows in jnp.split(lower, len(seconds), 0)]
+        below = [jnp.concatenate([y for rows in below for y in (zeros, rows[piece])], 0) for piece in range(pieces)]
+        halves.append(split(_piecewise(split(jnp.where(first, 0.0, x), pieces), below), pieces))
+    out = []
+    for x, half in zip(inverses, halves):
+        change = _piecewise(half, [_spread_blocks(piece, size, firsts) for piece in split(x, pieces)])
+        out.append(jnp.concatenate([jnp.where(first, x, 0.0), jnp.where(first, -change, x)], 0))
+    return out
 
-    def product(streamed, stationary):
-        high = dot(streamed[0], stationary[0])
-        return high + (dot(streamed[0], stationary[1]) + dot(streamed[1], stationary[0])) if passes == 3 else high
 
-    inverses = [[jnp.where(lane == b, x, 0.0) for b, _ in enumerate(starts)] for x in diagonals]
-    parts = [[split(x, pieces) for x in blocks] for blocks in inverses]
-    for level, size in enumerate(rows << i for i in range((n // rows).bit_length() - 1)):
-        changed = [b for b, start in enumerate(starts) if start & size]
+def solve_halves(inverses, lowers, rights):
+    """(I + A)⁻¹ B of unit lower triangular matrices of n rows from the inverses of their two halves, by forward substitution of the halves.
 
-        def stack(blocks, piece):
-            return jnp.concatenate([block[piece] for block in blocks], 0)
+    `inverses`: those of the halves side by side, bf16 [n / 2, n]; `lowers`: the blocks between the halves, fp32 [n / 2, n], zero in the later
+    columns; `rights`: B in bf16 [n, m]. Returns pairs of fp32 [n / 2, m].
+    """
+    half = inverses[0].shape[0]
+    firsts = [dot(x[:, :half], b[:half]) for x, b in zip(inverses, rights)]
+    rests = [
+        (b[half:].astype(jnp.float32) - dot(a[:, :half].astype(jnp.bfloat16), y.astype(jnp.bfloat16))).astype(jnp.bfloat16)
+        for a, y, b in zip(lowers, firsts, rights)
+    ]
+    # The second inverse stays in its columns; those of the first one meet rows of zeros.
+    return [(y, dot(x, jnp.concatenate([jnp.zeros_like(z), z], 0))) for x, y, z in zip(inverses, firsts, rests)]
 
-        halves = []
-        for part, lower in zip(parts, lowers):
-            below = [split(x, pieces) for x in jnp.split(lower[level], len(changed), 0)]
-            below = [below[changed.index(b)] if b in changed else [zeros] * pieces for b, _ in enumerate(starts)]
-            streamed = [stack([part[b] for b in changed], piece) for piece in range(pieces)]
-            halves.append(split(product(streamed, [stack(below, piece) for piece in range(pieces)]), pieces))
-        for blocks, part, half in zip(inverses, parts, halves):
-            change = product(half, [stack(part, piece) for piece in range(pieces)])
-            for b, x in zip(changed, jnp.split(change, len(changed), 0)):
-                blocks[b] = blocks[b] - x
-                part[b] = split(blocks[b], pieces)
-    return [jnp.concatenate([part[0] for part in blocks], 0) for blocks in parts]
+
+def interleave(generators):
+    """Runs generators in lockstep, from one `yield` to the next, and returns what they return. Written for one unit of work and run so for many,
+    the same steps of all units lie together, and one's latency is another's work."""
+    generators = list(generators)
+    results, running = [None] * len(generators), list(range(len(generators)))
+    while running:
+        for n in list(running):
+            try:
+                next(generators[n])
+            except StopIteration as end:
+                results[n] = end.value
+                running.remove(n)
+    return results

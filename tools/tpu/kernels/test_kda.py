@@ -87,9 +87,10 @@ def test_two_kernels_differ_from_one_by_the_rounding_between_them():
     values = inputs(128, seed=9)
     expected, _ = reference.delta_rule(*values)
     two = run(values, kernels=2)
-    assert reference.relative_rms(two, expected) < TOLERANCE
-    # U is rounded to bf16 on its way.
-    assert reference.relative_rms(two, run(values)) < 2**-9
+    # U is rounded to bf16 on its way, and larger than what W S leaves of it: up to two roundings more.
+    rounding = 2 * 2**-9 / 3**0.5
+    assert reference.relative_rms(two, expected) < (TOLERANCE**2 + rounding**2) ** 0.5
+    assert reference.relative_rms(two, run(values)) < rounding
 
 
 def test_fewer_passes_and_a_bf16_state_cost_accuracy_but_not_the_result():
