@@ -38,6 +38,8 @@ NORM_EPSILON = 1e-6
 BF16, F32 = jnp.bfloat16, jnp.float32
 # How states may be kept between chunks.
 STATE_FORMATS = {"f32": F32, "bf16": BF16}
+# Chunks of heads whose products are computed side by side, of those of a program.
+UNITS_TOGETHER = 4
 # Bytes of VMEM that the compiler may give a kernel.
 VMEM_LIMIT = 100 << 20
 
@@ -155,9 +157,13 @@ def _solve(units, sums, spread, scratch, form):
     """What the scan needs of a list of (q, k, v, decay, beta) of one chunk of one head each: W bf16 and U without the state fp32 [chunk, HEAD], then
     P, Q e^G, K e^(G_last - G) and e^(G_last) as `_chunk_products` gives them."""
     masks = _Masks(form.chunk, form.rows)
-    parts = interleave(
-        _chunk_products(q, k, decay, beta, sums, scratch.at[n], masks, form.chunk, form.rows) for n, (q, k, v, decay, beta) in enumerate(units)
-    )
+    parts = []
+    # A few at a time: side by side, without more live values than it takes.
+    for first in range(0, len(units), UNITS_TOGETHER):
+        parts += interleave(
+            _chunk_products(q, k, decay, beta, sums, scratch.at[n], masks, form.chunk, form.rows)
+            for n, (q, k, v, decay, beta) in enumerate(units[first : first + UNITS_TOGETHER], first)
+        )
     inverses = substitution([part[0] for part in parts], spread, form.rows)
     for level in range(len(parts[0][1]) - 1):
         inverses = double_blocks(inverses, [part[1][level] for part in parts], form.passes)
