@@ -35,6 +35,11 @@ LOG2_E = 1.0 / math.log(2.0)
 # Added to the squared length of a query or key before the root, as the public kernels do.
 NORM_EPSILON = 1e-6
 
+# Width of the convolution, and rows kept of what came before a program: a whole tile of bf16.
+TAPS, TAIL = 4, 16
+# What a gate is given for a token that is not there: its decay is then 0.
+NO_DECAY = -1e30
+
 BF16, F32 = jnp.bfloat16, jnp.float32
 # How states may be kept between chunks.
 STATE_FORMATS = {"f32": F32, "bf16": BF16}
@@ -208,6 +213,7 @@ class _Form:
     heads: int
     rows: int
     passes: int
+    convolution: bool
     gate: bool
     norm: bool
     lower_bound: float
@@ -221,18 +227,37 @@ class _Form:
                 yield c, h, slice(c * self.chunk, (c + 1) * self.chunk), slice(h * HEAD, (h + 1) * HEAD)
 
 
-def _inputs(refs, form):
-    """q, k, v, log2 decays and beta of every chunk of a program in fp32, gate and norm applied. Takes its references off the front of `refs`."""
-    q_ref, k_ref, v_ref, decay_ref, beta_ref = (refs.pop(0) for _ in range(5))
-    gate_ref = refs.pop(0) if form.gate else None
+def _inputs(refs, tails, form):
+    """q, k, v, log2 decays and beta of every chunk of a program in fp32, convolution, gate and norm applied. `refs`: q, k, v, decay, beta and, where they
+    are asked for, gate and convolution. `tails`: the last rows of q, k and v before this program."""
+    wide, beta_ref, rest = refs[:4], refs[4], list(refs[5:])
+    gate_ref = rest.pop(0) if form.gate else None
+    weights_ref = rest.pop(0) if form.convolution else None
     units = []
-    for _, h, rows, columns in form.cells():
-        q, k, v, decay = (ref[rows, columns].astype(F32) for ref in (q_ref, k_ref, v_ref, decay_ref))
+    for c, h, rows, columns in form.cells():
+        q, k, v, decay = (ref[rows, columns].astype(F32) for ref in wide)
+        if form.convolution:
+            start = c * form.chunk
+            before = [ref[start - TAIL : start, columns] if c else tails[n, :, columns] for n, ref in enumerate(wide[:3])]
+            taps = [weights_ref[n * TAPS : (n + 1) * TAPS, columns] for n in range(3)]
+            q, k, v = (_convolution(*x) for x in zip((q, k, v), before, taps))
         decay = _gate(decay, gate_ref[:, columns], form.lower_bound) if form.gate else decay * LOG2_E
         if form.norm:
             q, k = _unit(q, HEAD**-0.5), _unit(k, 1.0)
         units.append((q, k, v, decay, beta_ref[0, rows, h : h + 1].astype(F32)))
     return units
+
+
+def _convolution(x, before, weights):
+    """SiLU of the causal convolution of each column of x [chunk, HEAD], with the rows before it, [TAIL, HEAD]. `weights`: [TAPS, HEAD], halved, the last one
+    for the token itself."""
+    x = jnp.concatenate([before.astype(F32)[TAIL // 2 :], x], 0)
+    half = x * weights[TAPS - 1 :]
+    for back in range(1, TAPS):
+        half = half + pltpu.roll(x, back, 0) * weights[TAPS - 1 - back : TAPS - back]
+    half = half[TAIL // 2 :]
+    # y sigmoid(y) with sigmoid(y) = (1 + tanh(y / 2)) / 2.
+    return half + half * jnp.tanh(half)
 
 
 def _gate(x, scale_and_bias, lower_bound):
@@ -262,33 +287,50 @@ def _with_states(states, first_ref, last_ref, run):
             last_ref[...] = states[...].astype(last_ref.dtype)
 
 
+def _with_tails(tails, refs, form, run):
+    """Runs one step of the sequence on the inputs of all its chunks, and keeps the last rows of q, k and v for the next step."""
+    if form.convolution:
+
+        @pl.when(pl.program_id(1) == 0)
+        def _():
+            tails[...] = jnp.zeros_like(tails)
+
+    run(_inputs(refs, tails, form))
+    if form.convolution:
+        for n, ref in enumerate(refs[:3]):
+            tails[n] = ref[form.chunks * form.chunk - TAIL :, :]
+
+
 def _fused(*refs, form):
     """One program of the fused kernel; the states stay in VMEM over the sequence."""
     refs = list(refs)
-    units = refs[: 6 if form.gate else 5]
-    del refs[: len(units)]
-    sums, spread = refs.pop(0), refs.pop(0)
-    first = refs.pop(0) if form.state_in else None
-    out = refs.pop(0)
-    last = refs.pop(0) if form.state_out else None
-    states, scratch = refs
+    take = lambda count: [refs.pop(0) for _ in range(count)]
+    units = take(5 + form.gate + form.convolution)
+    sums, spread = take(2)
+    (first,) = take(1) if form.state_in else (None,)
+    (out,) = take(1)
+    (last,) = take(1) if form.state_out else (None,)
+    scratch, tails, states = refs
 
-    def run():
-        parts = _solve(_inputs(units, form), sums[...], spread[...], scratch, form)
+    def run(inputs):
+        parts = _solve(inputs, sums[...], spread[...], scratch, form)
         _scan_chunks(lambda n, _: parts[n], states, out, form)
 
-    _with_states(states, first, last, run)
+    _with_states(states, first, last, lambda: _with_tails(tails, units, form, run))
 
 
 def _solve_kernel(*refs, form):
     """One program of the first of two kernels: everything that does not need the state, for the second one to read."""
-    refs = list(refs)
-    units = refs[: 6 if form.gate else 5]
-    sums, spread, w_ref, u_ref, p_ref, q_ref, k_ref, total_ref, scratch = refs[len(units) :]
-    for (c, h, rows, columns), (w, u, p, q, k, total) in zip(form.cells(), _solve(_inputs(units, form), sums[...], spread[...], scratch, form)):
-        w_ref[rows, columns], u_ref[rows, columns], q_ref[rows, columns], k_ref[rows, columns] = w, u.astype(BF16), q, k
-        p_ref[rows, h * form.chunk : (h + 1) * form.chunk] = p
-        total_ref[c, :, columns] = total
+    count = 5 + form.gate + form.convolution
+    sums, spread, w_ref, u_ref, p_ref, q_ref, k_ref, total_ref, scratch, tails = refs[count:]
+
+    def run(inputs):
+        for (c, h, rows, columns), (w, u, p, q, k, total) in zip(form.cells(), _solve(inputs, sums[...], spread[...], scratch, form)):
+            w_ref[rows, columns], u_ref[rows, columns], q_ref[rows, columns], k_ref[rows, columns] = w, u.astype(BF16), q, k
+            p_ref[rows, h * form.chunk : (h + 1) * form.chunk] = p
+            total_ref[c, :, columns] = total
+
+    _with_tails(tails, refs[:count], form, run)
 
 
 def _scan_kernel(*refs, form):
@@ -316,6 +358,7 @@ def kda(
     decay,
     beta,
     *,
+    convolution=None,
     gate=None,
     lower_bound=-5.0,
     qk_norm=False,
@@ -337,6 +380,8 @@ def kda(
     q, k, v [tokens, heads HEAD], decay [tokens, heads HEAD] in nats (at most 0), beta [tokens, heads]. Returns the outputs [tokens, heads HEAD] in
     `out_dtype`, with `final_state` also the states [heads, HEAD keys, HEAD values] fp32, the layout of `initial_state`.
 
+    convolution: three weights [TAPS, heads HEAD], for q, k and v; they then are what goes into causal convolutions, each followed by SiLU. The last weight
+    is that of the token itself; before the first token are zeros.
     gate: (a_log [heads], bias [heads HEAD]); `decay` is then what goes into the gate, lower_bound sigmoid(exp(a_log) (decay + bias)).
     qk_norm: q and k are brought to length one and q is scaled by HEAD^-1/2, inside.
     kernels: 1, or 2, of which the first does all that does not need the state and leaves it in HBM.
@@ -357,14 +402,13 @@ def kda(
     if kernels not in (1, 2):
         raise ValueError(f"kernels: 1 or 2, not {kernels}")
     form = _Form(
-        chunk, chunks_per_program, group, pivot_rows, inverse_passes, gate is not None, qk_norm, lower_bound, initial_state is not None, final_state
+        chunk, chunks_per_program, group, pivot_rows, inverse_passes, convolution is not None, gate is not None, qk_norm, lower_bound, initial_state is not None, final_state
     )
     block = chunk * chunks_per_program
     padded = -(-tokens // block) * block
-    # Tokens of zeros after the last: with beta 0 they leave the state alone, and a decay of 0 too.
-    q, k, v, decay, beta = (jnp.pad(x, ((0, padded - tokens), (0, 0))) for x in (q, k, v, decay, beta))
-    if gate is not None and padded > tokens and final_state:
-        raise ValueError(f"final_state with a gate inside: tokens must be a multiple of {block}, not {tokens}, as the gate decays what is padded")
+    # Tokens after the last: with beta 0 and no decay they leave the state alone.
+    pad = lambda x, value=0.0: jnp.pad(x, ((0, padded - tokens), (0, 0)), constant_values=value)
+    q, k, v, decay, beta = pad(q), pad(k), pad(v), pad(decay, 0.0 if gate is None else NO_DECAY), pad(beta)
     beta = jnp.transpose(beta.reshape(padded, heads // group, group), (1, 0, 2))
     wide = pl.BlockSpec((block, group * HEAD), lambda h, c: (c, h))
     wide_shape = lambda dtype: jax.ShapeDtypeStruct((padded, width), dtype)
@@ -375,10 +419,16 @@ def kda(
         a_log, bias = gate
         args.append(jnp.stack([jnp.repeat(jnp.exp(a_log.astype(F32)) / 2, HEAD), bias.astype(F32)]))
         specs.append(pl.BlockSpec((2, group * HEAD), lambda h, c: (0, h)))
+    if convolution is not None:
+        if initial_state is not None:
+            raise ValueError("initial_state: a convolution inside starts at the first token of a sequence, it cannot continue one")
+        args.append(jnp.concatenate([x.astype(F32) / 2 for x in convolution], 0))
+        specs.append(pl.BlockSpec((3 * TAPS, group * HEAD), lambda h, c: (0, h)))
     constants = [jnp.asarray(sums_matrix(chunk, pivot_rows), BF16), jnp.asarray(spread_matrix(chunk, pivot_rows), BF16)]
     args += constants
     specs += [whole(x) for x in constants]
     scratch = pltpu.VMEM((group * chunks_per_program, constants[0].shape[0] - chunk, HEAD), F32)
+    tails = pltpu.VMEM((3, TAIL, group * HEAD), BF16)
     states = pltpu.VMEM((group, HEAD, HEAD), STATE_FORMATS[state_format])
     state_spec = pl.BlockSpec((group, HEAD, HEAD), lambda h, c: (h, 0, 0))
     first = [] if initial_state is None else [jnp.swapaxes(initial_state, 1, 2)]
@@ -400,28 +450,32 @@ def kda(
         )(*args)
 
     if kernels == 1:
-        out = call(_fused, "kda", args + first, specs + [state_spec] * len(first), out_specs, out_shape, [states, scratch], "arbitrary")
+        out = call(_fused, "kda", args + first, specs + [state_spec] * len(first), out_specs, out_shape, [scratch, tails, states], "arbitrary")
     else:
+        over_tokens = over_heads if convolution is None else "arbitrary"
         p_spec = pl.BlockSpec((block, group * chunk), lambda h, c: (c, h))
         total_spec = pl.BlockSpec((chunks_per_program, 1, group * HEAD), lambda h, c: (c, 0, h))
         between_specs = [wide, wide, p_spec, wide, wide, total_spec]
         between = [wide_shape(BF16)] * 2 + [jax.ShapeDtypeStruct((padded, heads * chunk), BF16)] + [wide_shape(BF16)] * 2
         between.append(jax.ShapeDtypeStruct((padded // chunk, 1, width), F32))
-        parts = list(call(_solve_kernel, "kda_solve", args, specs, between_specs, between, [scratch], over_heads))
+        parts = list(call(_solve_kernel, "kda_solve", args, specs, between_specs, between, [scratch, tails], over_tokens))
         out = call(_scan_kernel, "kda_scan", parts + first, between_specs + [state_spec] * len(first), out_specs, out_shape, [states], "arbitrary")
     if final_state:
         return out[0][:tokens], jnp.swapaxes(out[1], 1, 2)
     return out[0][:tokens]
 
 
-def program(tokens=8192, heads=32, gated=True, **options):
-    """`kda` at the size of the paper, for dump.py: the function and the shapes of its arguments. `gated`: gate and norm inside."""
-    wide = lambda dtype: jax.ShapeDtypeStruct((tokens, heads * HEAD), dtype)
-    args = [wide(BF16), wide(BF16), wide(BF16), wide(BF16 if gated else F32), jax.ShapeDtypeStruct((tokens, heads), F32)]
-    if not gated:
-        return functools.partial(kda, **options), args
+def program(tokens=8192, heads=32, gated=True, convolution=False, **options):
+    """`kda` at the size of the paper, for dump.py: the function and the shapes of its arguments. `gated`: gate and norm inside; `convolution`: that too."""
+    shape = jax.ShapeDtypeStruct
+    wide = lambda dtype: shape((tokens, heads * HEAD), dtype)
+    args = [wide(BF16), wide(BF16), wide(BF16), wide(BF16 if gated else F32), shape((tokens, heads), F32)]
+    gate_args = [shape((heads,), F32), shape((heads * HEAD,), F32)] if gated else []
+    taps = [shape((TAPS, heads * HEAD), F32)] * 3 if convolution else []
 
-    def run(q, k, v, x, beta, a_log, bias):
-        return kda(q, k, v, x, beta, gate=(a_log, bias), qk_norm=True, **options)
+    def run(*args):
+        rest = list(args[5:])
+        gate = (rest.pop(0), rest.pop(0)) if gated else None
+        return kda(*args[:5], gate=gate, qk_norm=gated, convolution=rest or None, **options)
 
-    return run, args + [jax.ShapeDtypeStruct((heads,), F32), jax.ShapeDtypeStruct((heads * HEAD,), F32)]
+    return run, args + gate_args + taps

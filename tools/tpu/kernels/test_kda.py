@@ -101,18 +101,43 @@ def test_fewer_passes_and_a_bf16_state_cost_accuracy_but_not_the_result():
     assert reference.relative_rms(out, expected) < 1.5 * TOLERANCE
 
 
-def test_gate_and_norm_inside():
-    random = np.random.default_rng(11)
-    tokens, heads = 128, 1
-    q, k, v, _, beta = inputs(tokens, heads, seed=11)
+def gated(tokens, heads, seed):
+    """Inputs with a gate and a norm inside, the gate, and what the recurrence is to be given instead."""
+    random = np.random.default_rng(seed)
+    q, k, v, _, beta = inputs(tokens, heads, seed=seed)
     q, k = (reference.to_bf16(x * random.uniform(0.5, 20, size=(tokens, heads, 1))) for x in (q, k))
     before = reference.to_bf16(random.normal(size=(tokens, heads, HEAD)) * 2 - 2)
-    a_log, bias = random.uniform(0, 1, heads), random.normal(size=heads * HEAD)
-    a_log, bias = a_log.astype(np.float32), bias.astype(np.float32)
+    a_log, bias = (x.astype(np.float32) for x in (random.uniform(0, 1, heads), random.normal(size=heads * HEAD)))
     log_decay = -5.0 / (1 + np.exp(-np.exp(a_log.astype(np.float64))[:, None] * (before + bias.reshape(heads, HEAD))))
-    expected, _ = reference.delta_rule(reference.unit(q) * HEAD**-0.5, reference.unit(k), v, log_decay, beta)
-    out = run([q, k, v, before, beta], gate=(jnp.asarray(a_log), jnp.asarray(bias)), qk_norm=True)
+    return (q, k, v, before, beta), (jnp.asarray(a_log), jnp.asarray(bias)), log_decay
+
+
+def normed(q, k):
+    return reference.unit(q) * HEAD**-0.5, reference.unit(k)
+
+
+def test_gate_and_norm_inside():
+    values, gate, log_decay = gated(100, 1, seed=11)
+    expected, state = reference.delta_rule(*normed(*values[:2]), values[2], log_decay, values[4])
+    out, last = run(values, gate=gate, qk_norm=True, final_state=True)
     assert reference.relative_rms(out, expected) < TOLERANCE
+    assert reference.relative_rms(last, state) < TOLERANCE
+
+
+@pytest.mark.parametrize("options", [{"chunks_per_program": 2}, {"kernels": 2}])
+def test_convolution_gate_and_norm_inside(options):
+    values, gate, log_decay = gated(256 if "chunks_per_program" in options else 128, 1, seed=12)
+    weights = [np.random.default_rng(seed).normal(size=(4, HEAD)).astype(np.float32) for seed in (13, 14, 15)]
+
+    def convolved(x, w):
+        y = sum(w[3 - back] * np.concatenate([np.zeros((back, *x.shape[1:])), x[: len(x) - back]]) for back in range(4))
+        return y / (1 + np.exp(-y))
+
+    q, k, v = (convolved(x, w.astype(np.float64).reshape(4, 1, HEAD)) for x, w in zip(values, weights))
+    expected, _ = reference.delta_rule(*normed(q, k), v, log_decay, values[4])
+    out = run(values, gate=gate, qk_norm=True, convolution=[jnp.asarray(w) for w in weights], **options)
+    rounding = 2 * 2**-9 / 3**0.5 if "kernels" in options else 0
+    assert reference.relative_rms(out, expected) < (TOLERANCE**2 + rounding**2) ** 0.5
 
 
 @pytest.mark.parametrize("options, said", [({"chunk": 48}, "chunk"), ({"inverse_passes": 2}, "inverse_passes"), ({"heads_per_program": 3}, "columns of q")])
