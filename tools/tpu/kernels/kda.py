@@ -9,8 +9,8 @@ in chunks of `chunk` tokens. In a chunk, with G the running sums of the log deca
 
 The factor e^(G_i - G_j) of a pair of tokens depends on the channel, so it cannot be applied after the product; and e^G e^-G overflows. Here each block
 of `pivot_rows` tokens has a pivot, its middle token: within the block both factors are taken from there. Between blocks the factors are halved
-in turn, as in block doubling: of two neighbours of s tokens, the later one decays from the border, the earlier one to the border, and both
-factors are at most one. All of them come from two exponentials a token and channel, times one number a block and channel; the sums of log decays
+in turn, as in block doubling: of two neighbours of s tokens, the later one decays from the border, the earlier one to the border, and no factor
+grows. The border is the first pivot of the later neighbour, whose block then needs no factor of its own. All of them come from two exponentials a token and channel, times one number a block and channel; the sums of log decays
 inside the exponentials are one product with a constant matrix of -1, 0 and 1. So decays of up to 88 / (pivot_rows / 2) = 11 nats a token stay finite.
 
 The inverse of I + A: forward substitution in blocks of `pivot_rows` (the vector unit), then block doubling (the matrix unit).
@@ -57,8 +57,8 @@ def _levels(chunk, rows):
 def sums_matrix(chunk, rows):
     """NumPy matrix of -1, 0 and 1 that, times the log decays [chunk, HEAD] of a chunk, gives every exponent that its factors need.
 
-    Row t < chunk: from the pivot of t's block to t. Then, a row a block: for each size s of `_levels`, between the block's pivot and the border of
-    its pair of neighbours; from the start of the chunk to the pivot; from the pivot to the end of the chunk. Last, the whole chunk.
+    Row t < chunk: from the pivot of t's block to t. Then, a row a block: for each size s of `_levels`, between the block's pivot and the first pivot of
+    the later of its pair of neighbours; from the start of the chunk to the pivot; from the pivot to the end of the chunk. Last, the whole chunk.
     Padded to a multiple of 16 rows.
     """
     token = np.arange(chunk)
@@ -71,7 +71,7 @@ def sums_matrix(chunk, rows):
     for size in _levels(chunk, rows):
         for b, pivot in enumerate(pivots):
             start = b * rows // (2 * size) * 2 * size
-            border = start + size - 1
+            border = start + size + rows // 2
             out.append(between(border, pivot) if pivot > border else between(pivot, border))
     out += [between(-1, pivot) for pivot in pivots]
     out += [between(pivot, chunk - 1) for pivot in pivots]
@@ -118,20 +118,23 @@ def _chunk_products(q, k, decay, beta, sums, factors, masks, chunk, rows):
     def block(x, b):
         return x[b * rows : (b + 1) * rows]
 
-    def scaled(x, blocks, first):
-        """Those blocks of x, each times its row of `factors` from `first` on."""
-        return [(block(x, b) * factors[first + b : first + b + 1]).astype(BF16) for b in blocks]
+    def scaled(x, b, first):
+        """Block b of x, times its row of `factors` from `first` on."""
+        return (block(x, b) * factors[first + b : first + b + 1]).astype(BF16)
 
-    zeros = jnp.zeros((rows, HEAD), BF16)
     yield
-    near = dot(jnp.concatenate([q, r], 0).astype(BF16), k.astype(BF16), NT)
+    near_q, near_r, zeros = q.astype(BF16), r.astype(BF16), jnp.zeros((rows, HEAD), BF16)
+
+    def columns(n):
+        return jnp.concatenate([zeros if b * rows & levels[n] else scaled(k, b, n * count) for b in range(count)], 0)
+
+    near = dot(jnp.concatenate([near_q, near_r], 0), k.astype(BF16), NT)
     far = []
     for n, size in enumerate(levels):
         changed = [b for b in range(count) if b * rows & size]
-        kept = [b for b in range(count) if b not in changed]
-        columns = scaled(k, kept, n * count)
-        columns = jnp.concatenate([columns[kept.index(b)] if b in kept else zeros for b in range(count)], 0)
-        x = dot(jnp.concatenate(scaled(q, changed, n * count) + scaled(r, changed, n * count), 0), columns, NT)
+        rest = lambda b: b * rows & (size - 1)
+        lines = [scaled(x, b, n * count) if rest(b) else block(y, b) for x, y in ((q, near_q), (r, near_r)) for b in changed]
+        x = dot(jnp.concatenate(lines, 0), columns(n), NT)
         far.append((changed, x[: chunk // 2], x[chunk // 2 :]))
 
     yield
@@ -153,8 +156,7 @@ def _chunk_products(q, k, decay, beta, sums, factors, masks, chunk, rows):
         outputs.append((own if x is None else jnp.where(from_here, own, x)).astype(BF16))
     lowers = [jnp.concatenate(x, 0) for x in lowers]
     every, start = range(count), len(levels) * count
-    q, r = (jnp.concatenate(scaled(x, every, start), 0) for x in (q, r))
-    k = jnp.concatenate(scaled(k, every, start + count), 0)
+    q, r, k = (jnp.concatenate([scaled(x, b, first) for b in every], 0) for x, first in ((q, start), (r, start), (k, start + count)))
     return diagonal, lowers, jnp.concatenate(outputs, 0), q, r, k, factors[start + 2 * count : start + 2 * count + 1]
 
 
