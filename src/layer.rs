@@ -29,6 +29,8 @@ pub enum GramVariant {
     Folded,
     /// One product and one mask per decay tile.
     TileMasks,
+    /// 16-row pivots in the diagonal blocks; between neighbours of 16, 32, .. rows both operands decayed to their border.
+    Halving,
 }
 
 impl GramVariant {
@@ -42,6 +44,7 @@ impl GramVariant {
             GramVariant::PivotCausal => "pivot_causal",
             GramVariant::Folded => "folded",
             GramVariant::TileMasks => "tile_masks",
+            GramVariant::Halving => "halving",
         }
     }
 }
@@ -62,6 +65,8 @@ pub enum InverseVariant {
     TwoLevel,
     /// `X <- X - X F_s X` for blocks of doubling size.
     BlockDoubling,
+    /// Row by row inside 16-row blocks that stand side by side, then block doubling by products that stream the rows of a block.
+    PackedDoubling,
     /// Truncated Neumann series with `neumann_steps` terms: approximate.
     Neumann,
 }
@@ -77,7 +82,29 @@ impl InverseVariant {
             InverseVariant::Newton => "newton",
             InverseVariant::TwoLevel => "two_level",
             InverseVariant::BlockDoubling => "block_doubling",
+            InverseVariant::PackedDoubling => "packed_doubling",
             InverseVariant::Neumann => "neumann",
+        }
+    }
+}
+
+/// What the chunk inverse `T` is applied to (docs/model.md, "Solve"). Values `Y` and read keys `R` have the step size in them here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Solve {
+    /// Values and read keys, before the state is known: `U = T Y - (T R) S`.
+    Wy,
+    /// What the state leaves of the values: `U = T (Y - R S)`, one product fewer but on the loop that carries the state.
+    Remainder,
+}
+
+impl Solve {
+    /// The name used in YAML.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Solve::Wy => "wy",
+            Solve::Remainder => "remainder",
         }
     }
 }
@@ -390,6 +417,8 @@ pub struct Layer {
     pub inverse_precision: Precision,
     /// Terms of the Neumann series.
     pub neumann_steps: usize,
+    /// What the chunk inverse is applied to.
+    pub solve: Solve,
     /// Read convention.
     pub read: ReadConvention,
     /// Formula of the decay.
@@ -745,6 +774,9 @@ impl Layer {
         }
         if self.mechanism.uses("inverse") {
             line.extend([", ", self.inverse.name(), " inverse"]);
+        }
+        if self.mechanism.uses("solve") && self.solve != Solve::Wy {
+            line.extend([" of the ", self.solve.name()]);
         }
         if self.mechanism.uses("cg_steps") {
             line.push_str(", ");

@@ -3,9 +3,9 @@
 //! Per key head, chunk of `C` rows, key width `dk`, packed value width `P`, inverse by `2 (log2 C - 1)` dense products:
 //! `6 C dk + 4 C P + 6 dk P + 4 (log2 C - 1) C^2` matrix FLOPs per token for everything between the projections.
 
-use tpusim::graph::work::{graph_work, stage_work};
+use tpusim::graph::work::{graph_work, node_work, stage_work};
 use tpusim::graph::{Graph, Op, Stage, Work};
-use tpusim::kernels::{Plan, Program, lower, lower_compiled};
+use tpusim::kernels::{OpKind, Plan, Program, lower, lower_compiled};
 use tpusim::layer::{GramVariant, InverseVariant, Layer};
 use tpusim::mechanisms::build;
 use tpusim::workload;
@@ -146,7 +146,7 @@ fn transcendentals_per_token_match_the_worked_table() {
 #[test]
 fn gram_variants_have_the_transcendentals_of_their_formulas() {
     // Per head and chunk: scalar mask C^2; broadcast C^2 dk; pivots C dk (1 + NB); folded 2 C G; tile masks G C^2; causal pivots
-    // 136 NB dk on the diagonal plus 16 (NB - 1) dk + 8 NB (NB - 1) dk below it.
+    // 136 NB dk on the diagonal plus 16 (NB - 1) dk + 8 NB (NB - 1) dk below it; halving 2 C dk and NB dk for each of log2 NB sizes.
     let (c, dk, nb, g) = (64_u64, 128_u64, 4_u64, 4_u64);
     let kda = |gram| layer("kda", &[&format!("layer.gram={gram}")]);
     let sla = |gram| {
@@ -168,6 +168,7 @@ fn gram_variants_have_the_transcendentals_of_their_formulas() {
             136 * nb * dk + 16 * (nb - 1) * dk + 8 * nb * (nb - 1) * dk,
         ),
         (kda("folded"), 2 * c * dk),
+        (kda("halving"), 2 * c * dk + 2 * nb * dk),
         (sla("folded"), 2 * c * g),
         (sla("tile_masks"), g * c * c),
     ];
@@ -199,6 +200,105 @@ fn gram_products_below_the_diagonal_skip_the_upper_triangle() {
         stages(&graph)(Stage::Gram).matrix_flops.total(),
         per_chunk * heads
     );
+}
+
+#[test]
+fn halving_takes_a_product_for_the_diagonal_and_one_for_each_size_of_neighbours() {
+    // Of queries and read keys: 2 C rows against C columns once, C rows for each size from 16 to C / 2. Chosen are C / 2 rows of each
+    // Gram for each size; the two triangles, the step size and the products with the factors come on top in every variant.
+    for (chunk, sizes) in [(16_u64, 0), (32, 1), (64, 2), (128, 3)] {
+        let (chunk_field, program) = (format!("layer.chunk={chunk}"), format!("program.tokens={chunk}"));
+        let layer = layer("kda", &["layer.gram=halving", &chunk_field, &program]);
+        let graph = build(&layer).expect("builds").graph;
+        let heads = (layer.key_heads * layer.chunks()) as u64;
+        assert_eq!(
+            stages(&graph)(Stage::Gram).matrix_flops.total(),
+            (4 + 2 * sizes) * chunk * chunk * 128 * heads
+        );
+        let chosen: u64 = graph
+            .nodes()
+            .filter(|(_, node)| matches!(node.op, Op::Choose { .. }) && node.stage == Stage::Gram)
+            .map(|(id, _)| node_work(&graph, id).vector_ops.total())
+            .sum();
+        assert_eq!(chosen, sizes * chunk * chunk * heads);
+    }
+}
+
+#[test]
+fn packed_doubling_streams_the_rows_of_a_block() {
+    // 240 vector operations per column for the 16 rows of all blocks, 16 C to put each further block beside the first. Then for s = 16, 32, ..
+    // two products of s rows with C x C, two masks of C x C and three operations on s x C; the sizes add up to C - 16.
+    for (chunk, sizes) in [(32_u64, 1), (64, 2), (128, 3)] {
+        let (chunk_field, program) = (format!("layer.chunk={chunk}"), format!("program.tokens={chunk}"));
+        let layer = layer(
+            "sla_r4",
+            &["layer.inverse=packed_doubling", &chunk_field, &program],
+        );
+        let built = build(&layer).expect("builds");
+        let heads = (layer.key_heads * layer.chunks()) as u64;
+        let work = stages(&built.graph)(Stage::Inverse);
+        assert_eq!(
+            work.matrix_flops.total(),
+            4 * (chunk - 16) * chunk * chunk * heads
+        );
+        let doubling = 2 * sizes * chunk * chunk + 3 * (chunk - 16) * chunk;
+        // T is rounded to the format of the activations where it is used.
+        let expected = 240 * chunk + (chunk - 16) * chunk + doubling;
+        assert_eq!(work.vector_ops.total(), expected * heads);
+
+        // One instance a chunk of a head: a chain of 16 rows, then products of s rows.
+        let plan = Plan::named("fused", Program { heads: 1, chunks: 1 }).expect("a plan");
+        let kernels = lower(&built.graph, &plan, built.core.value, 0.0);
+        let ops: Vec<_> = kernels
+            .iter()
+            .flat_map(|kernel| &kernel.ops)
+            .filter(|op| op.stage == Stage::Inverse)
+            .collect();
+        let solved: Vec<_> = ops
+            .iter()
+            .filter(|op| matches!(op.kind, OpKind::Substitution { .. }))
+            .collect();
+        assert_eq!(solved.len(), 1);
+        assert_eq!(solved[0].count, heads);
+        assert_eq!(
+            solved[0].kind,
+            OpKind::Substitution {
+                rows: 16,
+                columns: chunk,
+                systems: chunk / 16
+            }
+        );
+        let streamed: Vec<u64> = ops
+            .iter()
+            .filter_map(|op| match op.kind {
+                OpKind::Product { m, k, n, passes, .. } => {
+                    assert_eq!((k, n, passes, op.count), (chunk, chunk, 3, heads));
+                    Some(m)
+                }
+                _ => None,
+            })
+            .collect();
+        let expected: Vec<u64> = (0..sizes).flat_map(|i| [16 << i, 16 << i]).collect();
+        assert_eq!(streamed, expected);
+    }
+}
+
+#[test]
+fn a_remainder_needs_one_product_fewer() {
+    for name in ["kda", "gdn", "sla_r2", "sla_r4"] {
+        let layer = layer(name, &["layer.inverse=block_doubling", "layer.solve=remainder"]);
+        let graph = build(&layer).expect("builds").graph;
+        let heads = if layer.mechanism.packed {
+            layer.key_heads
+        } else {
+            layer.value_heads
+        };
+        // W = T R is not formed: 2 C dk per token.
+        let saved = 2 * layer.chunk * layer.key_dim * heads * layer.tokens;
+        assert_eq!(core_flops(&graph), closed_form(&layer) - saved as u64, "{name}");
+        let in_loop = stages(&graph)(Stage::WyFactors).matrix_flops.total();
+        assert_eq!(in_loop, 0, "{name}");
+    }
 }
 
 #[test]

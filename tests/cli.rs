@@ -979,6 +979,53 @@ fn a_numeric_check_that_overflows_ends_with_1() -> Outcome {
 
 /// The picture alone: one marker per row of the plan asked for and one in the key, on the paper asked for, as often as it is asked the same.
 #[test]
+fn programs_are_listed_from_their_schedules_alone() -> Outcome {
+    let home = home()?;
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/dumps");
+    let dump = |name: &str| fixtures.join(name).to_string_lossy().into_owned();
+    let (first, second) = (dump("blocked_matmul_v6e.tar.xz"), dump("scale_rows_v5e.tar.xz"));
+    let of_dumps = json(
+        home.path(),
+        &[
+            "dump",
+            &first,
+            &second,
+            "--schedules",
+            "two.jsonl",
+            "--format",
+            "json",
+        ],
+    )?;
+    let listed = json(home.path(), &["dump", "two.jsonl", "--format", "json"])?;
+    for (at, name) in ["blocked_matmul_v6e", "scale_rows_v5e"].into_iter().enumerate() {
+        assert_eq!(listed[at]["name"], name);
+        for field in ["chip", "clock_ghz", "binds"] {
+            assert_eq!(listed[at][field], of_dumps[at][field], "{name}: {field}");
+        }
+        let [found, expected] = [&listed, &of_dumps].map(|all| all[at]["time_us"].as_f64());
+        let [found, expected] = [found.ok_or("no time")?, expected.ok_or("no time")?];
+        assert!(
+            (found - expected).abs() < 1e-9 * expected,
+            "{name}: {found} of {expected}"
+        );
+    }
+    let table = succeeds(home.path(), &["dump", "two.jsonl"])?;
+    assert_eq!(table.lines().count(), 3, "{table}");
+    let csv = succeeds(home.path(), &["dump", "two.jsonl", "--format", "csv"])?;
+    assert!(csv.starts_with("program,family,chip,"), "{csv}");
+    assert_eq!(csv.lines().count(), 3, "{csv}");
+
+    let message = refuses(home.path(), &["dump", "two.jsonl", "--out", "report"])?;
+    assert!(message.contains("--out needs a dump"), "{message}");
+    let message = refuses(home.path(), &["dump", "two.jsonl", &first])?;
+    assert!(message.contains("expected all of one kind"), "{message}");
+    fs::write(home.path().join("broken.jsonl"), "{\"schema\": 1}\n")?;
+    let message = refuses(home.path(), &["dump", "broken.jsonl"])?;
+    assert!(message.contains("broken.jsonl:1:"), "{message}");
+    Ok(())
+}
+
+#[test]
 fn a_roofline_is_drawn_alone() -> Outcome {
     let home = home()?;
     let args = [

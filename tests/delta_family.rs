@@ -175,7 +175,7 @@ fn every_mechanism_agrees_in_both_read_conventions() {
 #[test]
 fn every_gram_variant_agrees() {
     let bounded = ["layer.decay_gate=bounded", "layer.decay_bound=-1.3"];
-    for gram in ["pivot", "pivot_causal", "folded", "broadcast"] {
+    for gram in ["pivot", "pivot_causal", "folded", "broadcast", "halving"] {
         assert_exact("gdn2", &[bounded[0], bounded[1], &format!("layer.gram={gram}")]);
     }
     for name in [
@@ -205,6 +205,8 @@ fn exact_inverses_and_sizes_agree() {
         for inverse in ["row_substitution", "newton", "block_doubling"] {
             assert_exact(name, &[&format!("layer.inverse={inverse}"), "layer.chunk=16"]);
         }
+        assert_exact(name, &["layer.inverse=packed_doubling", "layer.chunk=32"]);
+        assert_exact(name, &["layer.solve=remainder"]);
         assert_exact(
             name,
             &[

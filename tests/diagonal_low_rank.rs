@@ -60,7 +60,7 @@ fn chunks_agree_with_the_recurrence() {
 
 #[test]
 fn every_gram_variant_agrees() {
-    for gram in ["pivot", "pivot_causal", "broadcast", "folded"] {
+    for gram in ["pivot", "pivot_causal", "broadcast", "folded", "halving"] {
         for chunk in [16, 64] {
             let (gram, chunk) = (format!("gram={gram}"), format!("chunk={chunk}"));
             assert_exact(&[&gram, &chunk, "key_dim=32", "value_dim=16"]);
@@ -78,6 +78,7 @@ fn every_exact_inverse_agrees() {
         "newton",
         "two_level",
         "block_doubling",
+        "packed_doubling",
     ] {
         assert_exact(&[&format!("inverse={inverse}"), "key_dim=32", "value_dim=16"]);
     }

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use tpusim::dump::delays::Alignment;
+use tpusim::dump::schedule::{LABEL, Schedule, read_lines};
 use tpusim::dump::utilization::Utilization;
-use tpusim::dump::{Analysis, Dump, DumpError, Generation, Machine};
+use tpusim::dump::{Analysis, Dump, DumpError, Generation, Machine, program_time};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
@@ -396,6 +397,110 @@ fn schedules_take_as_long_as_their_programs() -> Outcome {
     Ok(())
 }
 
+/// A schedule as it is read back from its line.
+fn read_back(name: &str, cores: u32) -> Result<Schedule, Box<dyn std::error::Error>> {
+    let dump = Dump::read(&fixture(name), None, None)?;
+    let written = serde_json::to_string(&tpusim::dump::schedule(&dump, cores))?;
+    let mut read = read_lines("schedules", &written)?;
+    Ok(read.pop().ok_or("expected one schedule")?)
+}
+
+/// What a kernel does by construction, read off its compact schedule: memory for two buffers of every block and
+/// the f32 accumulator, one pass a grid step, and of an elementwise kernel one store of every register of 1024
+/// numbers, and two operations on it.
+#[test]
+fn schedules_count_memory_and_slots() -> Outcome {
+    for (name, cores) in [("blocked_matmul_v6e", 1), ("blocked_matmul_v4", 2)] {
+        let schedule = read_back(name, cores)?;
+        let [kernel] = schedule.kernels.as_slice() else {
+            return Err("expected one kernel".into());
+        };
+        let buffers = 2 * 2 * (128 * 256 + 256 * 256 + 128 * 256);
+        assert_eq!(kernel.vmem_bytes, Some(buffers + 128 * 256 * 4), "{name}");
+        assert_eq!(kernel.hottest_block.map(|block| block.trips), Some(32), "{name}");
+        assert_eq!(kernel.alignment, Some(Alignment::Exact), "{name}");
+        // It never asks which core it runs on.
+        assert_eq!((schedule.cores, kernel.cores_used), (cores, Some(1)), "{name}");
+        assert_eq!(schedule.label.as_deref(), Some(LABEL));
+    }
+    let schedule = read_back("scale_rows_v5e", 1)?;
+    let [kernel] = schedule.kernels.as_slice() else {
+        return Err("expected one kernel".into());
+    };
+    let used = |name: &str| -> Option<f64> {
+        let slot = kernel.slots.iter().find(|slot| slot.name == name);
+        slot.map(|slot| slot.used)
+    };
+    assert_eq!(kernel.vmem_bytes, Some(2 * 2 * 256 * 512 * 4));
+    let registers = f64::from(2048 * 512 / 1024);
+    assert_eq!(used("VSTORE"), Some(registers));
+    assert_eq!(used("VALU"), Some(2.0 * registers));
+    assert_eq!((used("MXU"), used("EUP")), (Some(0.0), Some(0.0)));
+    let spills = kernel.spills.ok_or("expected spills")?;
+    assert_eq!((spills.stores, spills.loads), (0.0, 0.0));
+    // Kernels of a program for two cores.
+    let schedule = read_back("normalization_v5p", 2)?;
+    let used: Vec<Option<u32>> = schedule.kernels.iter().map(|kernel| kernel.cores_used).collect();
+    assert!(used.contains(&Some(2)), "{used:?}");
+    Ok(())
+}
+
+/// A program of which the schedule alone is at hand takes as long, and for the same reasons, as its dump.
+#[test]
+fn a_schedule_alone_tells_the_time_and_its_parts() -> Outcome {
+    let calibration = tpusim::hardware::shipped_calibration();
+    let constants = calibration.schedules.as_ref().ok_or("no constants")?;
+    for (name, cores) in [
+        ("blocked_matmul_v6e", 1),
+        ("blocked_matmul_v4", 2),
+        ("scale_rows_v5e", 1),
+        ("loop_v6e", 1),
+        ("normalization_v5p", 2),
+    ] {
+        let schedule = read_back(name, cores)?;
+        let dump = Dump::read(&fixture(name), None, None)?;
+        let machine = machine(dump.generation, cores);
+        let expected = analyse(&dump, &machine);
+        let found = program_time(&schedule, "schedules", &machine, constants)?;
+        let parts = expected.parts;
+        for (found, expected) in [
+            (found.time_us, expected.time_us),
+            (found.low_us, expected.low_us),
+            (found.high_us, expected.high_us),
+            (found.issue_us, parts.issue_us),
+            (found.empty_us, parts.empty_us),
+            (found.launch_us, parts.launch_us),
+        ] {
+            assert!(close(found, expected), "{name}: {found} of {expected}");
+        }
+        let waits = parts.wait_us + parts.other_us;
+        assert!((found.wait_us - waits).abs() < 1e-6 * expected.time_us, "{name}");
+        assert_eq!(found.slots.len(), expected.slots.len(), "{name}");
+        for (found, expected) in found.slots.iter().zip(&expected.slots) {
+            assert!(
+                close(found.used, expected.used),
+                "{name}: {found:?} of {expected:?}"
+            );
+            assert!((found.share - expected.share).abs() < 1e-9, "{name}: {found:?}");
+        }
+        let spills = found.spills.ok_or("expected spills")?;
+        assert!(close(spills.cycles_alone, expected.spills.cycles_alone), "{name}");
+        assert_eq!(found.binds, expected.binds, "{name}");
+    }
+    Ok(())
+}
+
+/// Fields that came later are left out of lines that were written without them.
+#[test]
+fn schedules_without_later_fields_are_read_and_written_as_they_are() -> Outcome {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("measurements/compiled/schedules.jsonl");
+    let text = fs::read_to_string(path)?;
+    for (line, schedule) in text.lines().zip(read_lines("schedules", &text)?) {
+        assert_eq!(serde_json::to_string(&schedule)?, line);
+    }
+    Ok(())
+}
+
 /// 1000 steps that each fetch 1000 bytes at 1 byte a cycle and work 300 cycles while the next are on their way.
 #[test]
 fn a_steady_state_is_multiplied() -> Outcome {
@@ -562,6 +667,9 @@ fn fields_are_described() -> Outcome {
     keys(&serde_json::to_value(&analysis)?, &mut found);
     keys(&serde_json::to_value(&schedule)?, &mut found);
     keys(&serde_json::to_value(&calibration.schedules)?, &mut found);
+    let constants = calibration.schedules.as_ref().ok_or("no constants")?;
+    let timed = program_time(&schedule, "schedules", &machine(dump.generation, 2), constants)?;
+    keys(&serde_json::to_value(&timed)?, &mut found);
     for key in found.iter().filter(|key| !key.starts_with("tpu-")) {
         let named = [format!("`{key}`"), format!("`{key}[]`")];
         assert!(named.iter().any(|name| docs.contains(name)), "{key}");

@@ -9,13 +9,14 @@ use tpusim::layer::InverseVariant;
 use tpusim::mechanisms::append_inverse;
 use tpusim::numerics::{Arithmetic, execute};
 
-const EXACT_VARIANTS: [InverseVariant; 6] = [
+const EXACT_VARIANTS: [InverseVariant; 7] = [
     InverseVariant::RowSubstitution,
     InverseVariant::Blocked16,
     InverseVariant::Product,
     InverseVariant::Newton,
     InverseVariant::TwoLevel,
     InverseVariant::BlockDoubling,
+    InverseVariant::PackedDoubling,
 ];
 
 /// `(I + L)^-1` by the graph of a variant, in f64 without rounding or in f32 with the formats of the graph.
@@ -145,6 +146,7 @@ fn correlated_keys_break_products_and_spare_block_doubling() {
     assert!(f32_error(InverseVariant::Product) > 1e3);
     assert!(f32_error(InverseVariant::Newton) > 1e3);
     assert!(f32_error(InverseVariant::BlockDoubling) < 1e-3);
+    assert!(f32_error(InverseVariant::PackedDoubling) < 1e-3);
     assert!(f32_error(InverseVariant::Blocked16) < 1e-3);
     assert!(f32_error(InverseVariant::RowSubstitution) < 1e-3);
 }

@@ -125,7 +125,7 @@ fn value_heads_that_share_keys_agree() {
 #[test]
 fn every_gram_variant_agrees() {
     for name in ["gla", "rwkv6"] {
-        for gram in ["pivot", "pivot_causal", "broadcast"] {
+        for gram in ["pivot", "pivot_causal", "broadcast", "halving"] {
             for chunk in [16, 64] {
                 let chunk = format!("chunk={chunk}");
                 assert_exact(

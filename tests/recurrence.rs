@@ -34,10 +34,17 @@ fn assert_exact(name: &str, fields: &[&str]) {
 fn every_gram_variant_agrees_in_both_read_conventions() {
     let cases: [(&str, &[&str]); 4] = [
         ("gdn", &["scalar_mask", "folded"]),
-        ("kda", &["pivot", "pivot_causal", "broadcast"]),
+        ("kda", &["pivot", "pivot_causal", "broadcast", "halving"]),
         (
             "sla_r4",
-            &["folded", "tile_masks", "pivot", "pivot_causal", "broadcast"],
+            &[
+                "folded",
+                "tile_masks",
+                "pivot",
+                "pivot_causal",
+                "broadcast",
+                "halving",
+            ],
         ),
         ("sla_r2", &["folded"]),
     ];
@@ -62,6 +69,10 @@ fn every_gram_variant_agrees_in_both_read_conventions() {
 fn every_pivot_row_agrees() {
     for pivot in ["middle", "first"] {
         assert_exact("kda", &["gram=pivot", &format!("pivot={pivot}")]);
+        for chunk in [8, 16, 32, 64, 128] {
+            let (pivot, chunk) = (format!("pivot={pivot}"), format!("chunk={chunk}"));
+            assert_exact("kda", &["gram=halving", &pivot, &chunk, "decay_bound=-5"]);
+        }
         assert_exact("sla_r4", &["gram=folded", &format!("pivot={pivot}")]);
     }
 }
@@ -83,8 +94,45 @@ fn every_exact_inverse_agrees() {
             );
         }
     }
+    for chunk in [32, 64, 128] {
+        for precision in ["default", "high"] {
+            assert_exact(
+                "sla_r4",
+                &[
+                    "inverse=packed_doubling",
+                    &format!("inverse_precision={precision}"),
+                    &format!("chunk={chunk}"),
+                ],
+            );
+        }
+    }
+    assert_exact(
+        "kda",
+        &["inverse=packed_doubling", "gram=halving", "key_heads=16"],
+    );
     // A Neumann series with as many terms as the chunk has rows is exact too: the matrix is nilpotent.
     assert_exact("kda", &["inverse=neumann", "neumann_steps=15", "chunk=16"]);
+}
+
+#[test]
+fn a_remainder_solved_in_the_loop_agrees() {
+    for (name, inverse) in [
+        ("gdn", "blocked16"),
+        ("kda", "blocked16"),
+        ("sla_r4", "block_doubling"),
+        ("sla_r2", "packed_doubling"),
+    ] {
+        for read in ["decayed", "undecayed"] {
+            for state in ["f32", "row_fp8"] {
+                let (inverse, read) = (format!("inverse={inverse}"), format!("read={read}"));
+                let state = format!("state={state}");
+                assert_exact(name, &["solve=remainder", &inverse, &read, &state]);
+            }
+        }
+    }
+    // Value heads with step sizes of their own on a shared key head, and a chunk that is no power of two.
+    assert_exact("gdn", &["solve=remainder", "key_heads=16", "chunk=48"]);
+    assert_exact("kda", &["solve=remainder", "key_heads=16", "chunk=48"]);
 }
 
 #[test]
@@ -160,6 +208,10 @@ fn the_folded_gram_overflows_where_its_limit_says() {
     let safe = run("-2.7", "folded");
     assert_eq!(safe.non_finite, None);
     assert!(safe.overflow_exponent.expect("a limit") < safe.overflow_limit.expect("a limit"));
+    // Half a block of 16 rows on one side of a pivot, whatever the chunk.
+    let halved = run("-5", "halving");
+    assert_eq!(halved.non_finite, None);
+    assert_eq!(halved.overflow_exponent, Some(40.0));
     let beyond = run("-200", "folded");
     assert!(beyond.non_finite.is_some(), "{beyond:?}");
     let differences = run("-200", "pivot_causal");

@@ -73,6 +73,19 @@ fn every_token_follows_the_recurrence_on_its_path() {
 }
 
 #[test]
+fn the_remainder_of_a_tree_can_be_solved() {
+    for name in ["gdn_verify", "kda_verify", "sla_r4_verify"] {
+        for tree in TREES {
+            let tree = format!("layer.tree={tree}");
+            let workload = small(name, &[&tree, "layer.solve=remainder"]);
+            let result = check(&workload, Extent::Sample).expect("runs");
+            let place = format!("{name} {tree}: {:e}", result.exact_rel_error);
+            assert!(result.exact_rel_error <= EXACT, "{place}");
+        }
+    }
+}
+
+#[test]
 fn any_token_can_be_the_last_accepted() {
     for accepted in 0..7 {
         let accepted = format!("layer.accepted={accepted}");

@@ -10,6 +10,7 @@ pub mod data;
 pub mod decode;
 pub mod delta_log;
 pub mod fit;
+pub mod kernels;
 pub mod never_fitted;
 pub mod own_chip;
 pub mod parameters;

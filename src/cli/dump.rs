@@ -1,5 +1,6 @@
 //! `tpusim dump`: how long a compiled program takes, read off the compiler's own schedule.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -9,10 +10,11 @@ use serde::Serialize;
 
 use super::{Global, Outcome};
 use crate::config::suggestion;
-use crate::dump::report::HotBlock;
-use crate::dump::{Analysis, Dump, Generation, Machine, analyse, schedule};
+use crate::dump::report::{HotBlock, not_compared};
+use crate::dump::schedule::read_lines;
+use crate::dump::{Analysis, Dump, Generation, Machine, analyse, program_time, schedule};
 use crate::hardware::{self, ScheduleConstants};
-use crate::report::dump::{csv_table, render};
+use crate::report::dump::{csv_table, program_csv, program_table, render};
 use crate::report::folder::{self, Extra};
 use crate::report::result::RunResult;
 use crate::report::table::Format;
@@ -22,8 +24,8 @@ use crate::study;
 /// Arguments of `tpusim dump`.
 #[derive(Debug, Args)]
 pub(super) struct DumpArgs {
-    /// Folder or `.tar.xz` archive with `hlo.txt` and the compiler's bundle texts; several are done in turn
-    #[arg(required = true, value_name = "DIR|FILE.tar.xz")]
+    /// Folder or `.tar.xz` archive with `hlo.txt` and the compiler's bundle texts, several are done in turn; or files of compact schedules, of which the programs are listed, one a row
+    #[arg(required = true, value_name = "DIR|FILE.tar.xz|FILE.jsonl")]
     dumps: Vec<PathBuf>,
     /// Chip it was compiled for, where `meta.json` does not say it, for instance `tpu-v6e`
     #[arg(long)]
@@ -88,6 +90,9 @@ pub(super) fn execute(out: &mut impl Write, args: &DumpArgs, global: &Global) ->
         folder::check_target(out)?;
     }
     let constants = constants()?;
+    if args.dumps.iter().any(|path| is_schedules(path)) {
+        return programs(out, args, global, constants);
+    }
     let mut shown = Vec::new();
     let mut schedules = String::new();
     for path in &args.dumps {
@@ -139,6 +144,66 @@ pub(super) fn execute(out: &mut impl Write, args: &DumpArgs, global: &Global) ->
                 }
             }
         }
+    }
+    Ok(Outcome::Done)
+}
+
+/// Whether a path is that of compact schedules.
+fn is_schedules(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == "jsonl")
+}
+
+/// Lists the programs of files of compact schedules.
+fn programs(
+    out: &mut impl Write,
+    args: &DumpArgs,
+    global: &Global,
+    constants: &ScheduleConstants,
+) -> anyhow::Result<Outcome> {
+    if let Some(dump) = args.dumps.iter().find(|path| !is_schedules(path)) {
+        bail!(
+            "`{}` is a dump, the others are files of compact schedules; expected all of one kind",
+            dump.display()
+        );
+    }
+    let given = [
+        ("--hw", args.hw.is_some()),
+        ("--scalars", args.scalars.is_some()),
+        ("--kernel", args.kernel.is_some()),
+        ("--schedules", args.schedules.is_some()),
+        ("--out", args.out.is_some()),
+    ];
+    if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
+        bail!(
+            "{option} needs a dump: `{}` has schedules alone, without the compiler's texts",
+            args.dumps[0].display()
+        );
+    }
+    let mut timed = Vec::new();
+    for path in &args.dumps {
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
+        for schedule in read_lines(&name, &text)? {
+            let generation = schedule.timed(&name)?.generation();
+            // Of which cores a schedule is, it says itself.
+            let machine = Machine {
+                cores: schedule.cores.max(1),
+                ..machine(constants, generation)?
+            };
+            timed.push(program_time(&schedule, &name, &machine, constants)?);
+        }
+    }
+    let chips: BTreeSet<&str> = timed.iter().map(|one| one.chip).collect();
+    for warning in chips.iter().filter_map(|chip| not_compared(chip, constants)) {
+        global.say(&format!("warning: {warning}"));
+    }
+    match global.format {
+        Format::Json => match timed.as_slice() {
+            [only] => super::json(out, only)?,
+            several => super::json(out, &several)?,
+        },
+        Format::Csv => program_csv(&timed).write_csv(out)?,
+        Format::Table => program_table(&timed).write_text(out)?,
     }
     Ok(Outcome::Done)
 }

@@ -9,6 +9,7 @@ mod fit;
 mod hlo;
 pub mod hw;
 mod init;
+mod kernels;
 mod list;
 mod model;
 mod predict;
@@ -142,6 +143,8 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Time a compiled program from the TPU compiler's own schedule
     Dump(dump::DumpArgs),
+    /// KDA and SLA kernels compiled for every TPU generation, beside the fast model
+    Kernels(kernels::KernelsArgs),
     /// Time an HLO text by the fast model, with its FLOPs and bytes
     Hlo(hlo::HloArgs),
     /// Time every case of a CSV file
@@ -252,6 +255,7 @@ impl Cli {
             Command::Fit(args) => fit::execute(&mut out, args, &self.global),
             Command::Validate(args) => validate::execute(&mut out, args, &self.global),
             Command::Dump(args) => dump::execute(&mut out, args, &self.global),
+            Command::Kernels(args) => kernels::execute(&mut out, args, &self.global),
             Command::Hlo(args) => hlo::execute(&mut out, args, &self.global),
             Command::Predict(args) => predict::execute(&mut out, args, &self.global),
             Command::Hw(HwCommand::List) => hw::list(&mut out, format),

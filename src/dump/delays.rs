@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::utilization::Utilization;
 
@@ -19,7 +19,7 @@ const ANCHOR: usize = 6;
 const UNMATCHED_SHARE: f64 = 0.02;
 
 /// How the two tables of a kernel were aligned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Alignment {
     /// Every row of the final table found its partner.

@@ -113,6 +113,9 @@ pub struct Instruction {
     pub trip_count: Option<u64>,
     /// Cycles that the compiler estimates.
     pub estimated_cycles: Option<i64>,
+    /// Bytes of vector memory that its kernel takes, where the compiler says them: windows of its blocks, twice
+    /// where they are buffered, and scratch.
+    pub vmem_bytes: Option<u64>,
     /// Whether it runs on the `SparseCore`.
     pub sparse_core: bool,
     /// Target of a custom call.
@@ -516,6 +519,7 @@ fn instruction(file: &str, line: usize, text: &str) -> Result<Instruction, DumpE
     found.trip_count =
         number_after(attributes, "\"known_trip_count\":{\"n\":\"").and_then(|n| u64::try_from(n).ok());
     found.estimated_cycles = number_after(attributes, "\"estimated_cycles\":\"");
+    found.vmem_bytes = vmem_bytes(attributes);
     let word = |value: &str| {
         value
             .split([',', ' '])
@@ -575,6 +579,18 @@ fn attribute<'a>(attributes: &'a str, key: &str) -> Option<&'a str> {
 fn number_after(attributes: &str, key: &str) -> Option<i64> {
     let text = &attributes[attributes.find(key)? + key.len()..];
     text[..text.find('"')?].parse().ok()
+}
+
+/// Bytes of the vector memory, which is memory space 1, that an instruction says it uses.
+fn vmem_bytes(attributes: &str) -> Option<u64> {
+    let key = "\"used_scoped_memory_configs\":[";
+    let list = &attributes[attributes.find(key)? + key.len()..];
+    let list = &list[..list.find(']')?];
+    let parts = list
+        .split('}')
+        .filter(|part| number_after(part, "\"memory_space\":\"") == Some(1));
+    let sizes = parts.filter_map(|part| u64::try_from(number_after(part, "\"size\":\"")?).ok());
+    sizes.reduce(u64::saturating_add)
 }
 
 /// Names of a list of operands, which may be written with their shapes.

@@ -18,6 +18,7 @@ mod execute;
 pub mod hlo;
 mod lines;
 mod program;
+pub mod program_time;
 mod queues;
 pub mod report;
 pub mod schedule;
@@ -28,6 +29,7 @@ mod value;
 
 pub use chip::{Generation, Machine};
 pub use error::DumpError;
+pub use program_time::{ProgramTime, program_time};
 pub use report::{Analysis, analyse};
 pub use schedule::{Schedule, schedule};
 pub use source::Dump;

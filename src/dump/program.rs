@@ -28,17 +28,21 @@ pub(super) struct Step {
     pub(super) kind: StepKind,
     /// The compiler's estimate for one run, in cycles.
     pub(super) estimate: Option<i64>,
+    /// Bytes of vector memory, where the compiler says them.
+    pub(super) vmem_bytes: Option<u64>,
 }
 
 #[derive(Debug, Clone)]
 pub(super) enum StepKind {
     /// A kernel of the dump: the name of its listing, what one run showed, and what unknown values stand for.
-    /// Of several cores that share the work, the first is run; its share of the traffic comes last.
+    /// Of several cores that share the work, the first is run; its share of the traffic and the number of cores
+    /// come last.
     Kernel {
         listing: String,
         run: Box<Run>,
         origins: Vec<String>,
         core_share: f64,
+        cores: u32,
     },
     /// A wait for an asynchronous copy.
     Copy,
@@ -117,6 +121,15 @@ fn granule(dump: &Dump) -> f64 {
         .map_or(dump.generation.granule_bytes(), |(bits, _)| f64::from_bits(*bits))
 }
 
+/// How the cores share a kernel.
+#[derive(Debug, Clone, Copy)]
+struct Share {
+    /// Share of the traffic of all cores that core 0 moves: cores share the memory.
+    share: f64,
+    /// Cores that work on it.
+    cores: u32,
+}
+
 struct Program<'a> {
     dump: &'a Dump,
     machine: &'a Machine,
@@ -129,8 +142,8 @@ struct Program<'a> {
     steps: Vec<Step>,
     /// Where the step of an instruction is.
     places: BTreeMap<String, usize>,
-    /// Share of a kernel's traffic that core 0 moves, by listing.
-    shares: BTreeMap<String, f64>,
+    /// How the cores share a kernel, by listing.
+    shares: BTreeMap<String, Share>,
     /// Numbers of asynchronous copies, by the name of their start.
     copies: BTreeMap<String, usize>,
     /// Numbers of asynchronous calls and when they started, by their name.
@@ -340,7 +353,7 @@ impl Program<'_> {
             }
         }
         operands.extend(self.dump.scalars_of(&instruction.name));
-        let share = self.share(listing, kernel, &operands);
+        let Share { share, cores } = self.share(listing, kernel, &operands);
         self.queues.set_share(share * f64::from(self.machine.cores));
         let before = (self.queues.hbm_bytes, self.queues.hbm_busy);
         let (run, origins) = self.run(kernel, &operands, 0);
@@ -358,6 +371,7 @@ impl Program<'_> {
             run: Box::new(run),
             origins,
             core_share: share,
+            cores,
         };
         self.step(instruction, weight, cycles * weight, kind);
     }
@@ -377,10 +391,10 @@ impl Program<'_> {
         result
     }
 
-    /// Share of the traffic of all cores that core 0 moves: cores share the memory.
-    fn share(&mut self, listing: &str, kernel: &Kernel, operands: &Operands) -> f64 {
+    /// How the cores share a kernel: one that never asks which core it runs on is left to the first.
+    fn share(&mut self, listing: &str, kernel: &Kernel, operands: &Operands) -> Share {
         if self.machine.cores <= 1 || !kernel.code.asks_for_core {
-            return 1.0;
+            return Share { share: 1.0, cores: 1 };
         }
         if let Some(&known) = self.shares.get(listing) {
             return known;
@@ -403,12 +417,18 @@ impl Program<'_> {
             .collect();
         let total: f64 = bytes.iter().sum();
         let share = if total > 0.0 {
-            bytes[0] / total
+            Share {
+                share: (bytes[0] / total).max(0.01),
+                cores: bytes.iter().filter(|&&bytes| bytes > 0.0).count() as u32,
+            }
         } else {
-            1.0 / f64::from(self.machine.cores)
+            Share {
+                share: 1.0 / f64::from(self.machine.cores),
+                cores: self.machine.cores,
+            }
         };
-        self.shares.insert(listing.to_owned(), share.max(0.01));
-        share.max(0.01)
+        self.shares.insert(listing.to_owned(), share);
+        share
     }
 
     /// Notes what an instruction took; several runs of one are one step.
@@ -427,6 +447,7 @@ impl Program<'_> {
             cycles,
             kind,
             estimate: instruction.estimated_cycles,
+            vmem_bytes: instruction.vmem_bytes,
         });
     }
 }

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::chip::Machine;
-use super::code::{Object, Space};
+use super::code::{Block, Object, Space};
 use super::constants::{self, Constant};
 use super::delays::Alignment;
-use super::execute::Run;
+use super::execute::{BlockRun, Run};
 use super::hlo::arrays;
 use super::program::{self, Step, StepKind};
 use super::source::{Dump, Kernel};
@@ -159,7 +159,8 @@ pub struct SlotUse {
 }
 
 /// Registers that had to be stored and loaded again.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Spills {
     /// Stores of spilled registers.
     pub stores: f64,
@@ -258,10 +259,7 @@ pub fn analyse(dump: &Dump, machine: &Machine, constants: &ScheduleConstants) ->
     builder.undecided.sort_by(|a, b| b.share.total_cmp(&a.share));
     let slots = builder.sums.slots();
     let mut warnings = dump.warnings.clone();
-    let chip = dump.generation.chip();
-    if !constants.sustained_clock.contains_key(chip) {
-        warnings.push(format!("no schedules of {chip} have been compared with times of kernels that stream; the interval is that of other chips"));
-    }
+    warnings.extend(not_compared(dump.generation.chip(), constants));
     let time_us = us(executed.cycles);
     Analysis {
         schema: SCHEMA,
@@ -291,8 +289,18 @@ pub fn analyse(dump: &Dump, machine: &Machine, constants: &ScheduleConstants) ->
     }
 }
 
+/// What to say of a chip whose schedules were never compared with measured times.
+#[must_use]
+pub fn not_compared(chip: &str, constants: &ScheduleConstants) -> Option<String> {
+    (!constants.sustained_clock.contains_key(chip)).then(|| {
+        format!(
+            "no schedules of {chip} have been compared with times of kernels that stream; the interval is that of other chips"
+        )
+    })
+}
+
 /// What binds, by where the time goes.
-fn binds(parts: &Parts, slots: &[SlotUse], hbm_busy: f64) -> String {
+pub(super) fn binds(parts: &Parts, slots: &[SlotUse], hbm_busy: f64) -> String {
     let Parts {
         issue_us,
         empty_us,
@@ -348,17 +356,51 @@ fn binds(parts: &Parts, slots: &[SlotUse], hbm_busy: f64) -> String {
 
 /// Slots summed over blocks.
 #[derive(Debug, Clone, Default)]
-struct Sums {
-    names: Vec<String>,
-    capacity: Vec<u32>,
-    used: Vec<f64>,
+pub(super) struct Sums {
+    pub(super) names: Vec<String>,
+    /// Slots of a bundle, by kind.
+    pub(super) capacity: Vec<u32>,
+    /// Slots that are used, by kind.
+    pub(super) used: Vec<f64>,
     cycles: f64,
-    spills: Spills,
+    pub(super) spills: Spills,
+}
+
+/// A block of a kernel that ran.
+pub(super) struct Pass<'a> {
+    pub(super) block: &'a Block,
+    pub(super) ran: BlockRun,
+    /// Empty cycles of one pass.
+    pub(super) empty_cycles: u64,
+}
+
+impl Pass<'_> {
+    /// Cycles of one pass, without waits.
+    pub(super) fn cycles(&self) -> f64 {
+        self.block.bundles.len() as f64 + self.empty_cycles as f64
+    }
+}
+
+/// The blocks of a kernel that ran, in the order of the listing.
+pub(super) fn passes<'a>(kernel: &'a Kernel, run: &'a Run) -> impl Iterator<Item = Pass<'a>> {
+    let mut empty_before = vec![0_u64];
+    for bundle in 0..kernel.code.bundles {
+        let delay = u64::from(kernel.delays.after.get(bundle).copied().unwrap_or(0));
+        empty_before.push(empty_before[bundle] + delay);
+    }
+    let blocks = kernel.code.blocks.iter().zip(&run.blocks);
+    blocks
+        .filter(|(_, ran)| ran.runs > 0)
+        .map(move |(block, ran)| Pass {
+            block,
+            ran: *ran,
+            empty_cycles: empty_before[block.bundles.end] - empty_before[block.bundles.start],
+        })
 }
 
 impl Sums {
     /// Adds `times` passes of a run of bundles that takes `cycles`.
-    fn add(&mut self, kernel: &Kernel, bundles: std::ops::Range<usize>, cycles: f64, times: f64) {
+    pub(super) fn add(&mut self, kernel: &Kernel, bundles: std::ops::Range<usize>, cycles: f64, times: f64) {
         self.cycles += cycles * times;
         let Some(table) = &kernel.slots else { return };
         if self.names.is_empty() {
@@ -475,6 +517,7 @@ impl Builder {
                 run,
                 origins,
                 core_share,
+                ..
             } => {
                 if let Some(kernel) = dump.kernels.get(listing) {
                     self.kernel(step, listing, kernel, run, origins, *core_share);
@@ -535,20 +578,8 @@ impl Builder {
         let share = step.cycles / self.total;
         let mut sums = Sums::default();
         let mut trips = (0.0, 0);
-        let mut empty_before = vec![0_u64];
-        for bundle in 0..kernel.code.bundles {
-            let delay = u64::from(kernel.delays.after.get(bundle).copied().unwrap_or(0));
-            empty_before.push(empty_before[bundle] + delay);
-        }
-        for (block, ran) in kernel
-            .code
-            .blocks
-            .iter()
-            .zip(&run.blocks)
-            .filter(|(_, ran)| ran.runs > 0)
-        {
-            let empty = empty_before[block.bundles.end] - empty_before[block.bundles.start];
-            let pass = block.bundles.len() as f64 + empty as f64;
+        for one in passes(kernel, run) {
+            let (block, ran, pass) = (one.block, one.ran, one.cycles());
             let runs = ran.runs as f64;
             sums.add(kernel, block.bundles.clone(), pass, runs);
             self.sums
@@ -569,7 +600,7 @@ impl Builder {
                     runs: ran.runs,
                     time_us: self.us(cycles * step.count),
                     share: block_share,
-                    empty_cycles: empty,
+                    empty_cycles: one.empty_cycles,
                     wait_share: ran.stall_cycles / cycles.max(1.0),
                     slots: own.slots(),
                 });

@@ -23,20 +23,25 @@
 //!
 //! Flags are numbers of the kernel that they appear in; amounts and bytes are those of one core.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
 use super::chip::{Generation, Machine};
+use super::delays::Alignment;
 use super::error::DumpError;
-use super::program::{self, StepKind};
+use super::execute::Run;
+use super::program::{self, Step, StepKind};
 use super::queues::Queues;
-use super::source::Dump;
+use super::report::{Spills, Sums, passes};
+use super::source::{Dump, Kernel};
 use super::value::Value;
 
 /// Word of the `schema` field.
 pub const SCHEMA: &str = "tpusim.schedule/1";
+/// What times that come from a schedule are, as opposed to measured ones.
+pub const LABEL: &str = "compiled, simulated from the compiler's schedule";
 /// Longest run of words that is looked for as a repetition.
 const LONGEST_PERIOD: usize = 512;
 /// Passes that fold repetitions of repetitions.
@@ -54,6 +59,18 @@ pub struct Schedule {
     pub name: String,
     /// Name of the compiled module.
     pub program: String,
+    /// [`LABEL`]; none in files that were written without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// The command that compiled it, where the dump says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// Digest of the sources of the program, where the dump says it: whether they have changed since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_digest: Option<String>,
+    /// Options that the program was made with, by name, where the dump says them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub options: BTreeMap<String, serde_json::Value>,
     /// Chip it was compiled for.
     pub chip: String,
     /// Cores that work on the program together.
@@ -110,6 +127,51 @@ pub struct ScheduledKernel {
     pub empty_cycles: u64,
     /// Bytes between device memory and all cores in one run.
     pub hbm_bytes: f64,
+    /// Cores that work on it: the first alone where the compiler did not divide it. None in files that were
+    /// written without it, as are the fields below.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores_used: Option<u32>,
+    /// Bytes of vector memory that it takes on each of them, where the compiler says them: windows of its blocks,
+    /// twice where they are buffered, and scratch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vmem_bytes: Option<u64>,
+    /// Whether its empty cycles were recovered row by row.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alignment: Option<Alignment>,
+    /// Slots of one run, in the order of the compiler's table; none where that table is missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub slots: Vec<SlotCount>,
+    /// Register spills of one run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spills: Option<Spills>,
+    /// The block in which most of its cycles go, waits left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hottest_block: Option<HottestBlock>,
+}
+
+/// Slots of one kind.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SlotCount {
+    /// Name as the compiler writes it.
+    pub name: String,
+    /// How many a bundle has.
+    pub per_bundle: u32,
+    /// Slots that are used in one run of the kernel. Matrix and cross-lane units count empty cycles in which they
+    /// are still busy.
+    pub used: f64,
+}
+
+/// The block of a kernel that takes most of its cycles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HottestBlock {
+    /// Bundles of one pass.
+    pub bundles: u64,
+    /// Empty cycles of one pass.
+    pub empty_cycles: u64,
+    /// Passes in one run of the kernel.
+    pub trips: u64,
 }
 
 /// Writes down what happens to the queues of a program.
@@ -377,7 +439,8 @@ impl Schedule {
 }
 
 impl ScheduledKernel {
-    fn all_cycles(&self) -> f64 {
+    /// Cycles of all its runs, waits left out.
+    pub(super) fn all_cycles(&self) -> f64 {
         (self.issue_cycles + self.empty_cycles) as f64 * self.count
     }
 }
@@ -400,6 +463,10 @@ pub fn schedule(dump: &Dump, cores: u32) -> Schedule {
         schema: SCHEMA.to_owned(),
         name: dump_name(&dump.path),
         program: dump.module.name.clone(),
+        label: Some(LABEL.to_owned()),
+        command: dump.meta.command.clone(),
+        source_digest: dump.meta.source_digest.clone(),
+        options: dump.meta.options.clone(),
         chip: dump.generation.chip().to_owned(),
         cores: machine.cores,
         libtpu: dump.meta.libtpu.clone(),
@@ -416,18 +483,75 @@ pub fn schedule(dump: &Dump, cores: u32) -> Schedule {
     };
     for step in &executed.steps {
         found.compiler_estimate_cycles += step.estimate.unwrap_or(0).max(0) as f64 * step.count;
-        if let StepKind::Kernel { run, core_share, .. } = &step.kind {
+        let StepKind::Kernel {
+            listing,
+            run,
+            core_share,
+            cores,
+            ..
+        } = &step.kind
+        else {
+            continue;
+        };
+        if let Some(kernel) = dump.kernels.get(listing) {
             found.unknown_branches += run.unknown_branches.values().sum::<u64>();
-            found.kernels.push(ScheduledKernel {
-                name: step.name.clone(),
-                count: step.count,
-                issue_cycles: run.bundles,
-                empty_cycles: run.empty_cycles,
-                hbm_bytes: run.hbm_bytes / core_share,
-            });
+            let hbm_bytes = run.hbm_bytes / core_share;
+            found
+                .kernels
+                .push(scheduled_kernel(step, kernel, run, hbm_bytes, *cores));
         }
     }
     found
+}
+
+/// What one run of a kernel showed.
+fn scheduled_kernel(
+    step: &Step,
+    kernel: &Kernel,
+    run: &Run,
+    hbm_bytes: f64,
+    cores_used: u32,
+) -> ScheduledKernel {
+    let mut sums = Sums::default();
+    let mut hottest: Option<(f64, HottestBlock)> = None;
+    for pass in passes(kernel, run) {
+        let cycles = pass.cycles() * pass.ran.runs as f64;
+        sums.add(
+            kernel,
+            pass.block.bundles.clone(),
+            pass.cycles(),
+            pass.ran.runs as f64,
+        );
+        if hottest.is_none_or(|(most, _)| cycles > most) {
+            let block = HottestBlock {
+                bundles: pass.block.bundles.len() as u64,
+                empty_cycles: pass.empty_cycles,
+                trips: pass.ran.runs,
+            };
+            hottest = Some((cycles, block));
+        }
+    }
+    let counts = sums.capacity.iter().zip(&sums.used);
+    let slots = sums.names.iter().zip(counts);
+    ScheduledKernel {
+        name: step.name.clone(),
+        count: step.count,
+        issue_cycles: run.bundles,
+        empty_cycles: run.empty_cycles,
+        hbm_bytes,
+        cores_used: Some(cores_used),
+        vmem_bytes: step.vmem_bytes,
+        alignment: Some(kernel.delays.alignment),
+        slots: slots
+            .map(|(name, (&per_bundle, &used))| SlotCount {
+                name: name.clone(),
+                per_bundle,
+                used,
+            })
+            .collect(),
+        spills: kernel.slots.is_some().then_some(sums.spills),
+        hottest_block: hottest.map(|(_, block)| block),
+    }
 }
 
 /// Name of a dump: the last part of its path without the endings of an archive.

@@ -57,6 +57,12 @@ pub struct Meta {
     pub case: Option<Case>,
     /// Why constants are not to be fitted to it, where that is so.
     pub check: Option<String>,
+    /// The command that compiled it.
+    pub command: Option<String>,
+    /// Digest of the sources of the program.
+    pub source_digest: Option<String>,
+    /// Options that the program was made with, by name.
+    pub options: BTreeMap<String, serde_json::Value>,
 }
 
 /// Run-time scalars: for a kernel's name, or a part of it, the data of operands by number.

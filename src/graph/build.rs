@@ -272,6 +272,16 @@ impl Builder {
         self.append(name, Op::Select { mask, fill }, &[a], vec![ty])
     }
 
+    /// Elements of `a` where `mask` keeps, of `b` elsewhere; both have one shape and format.
+    pub fn choose(&mut self, name: &str, mask: Mask, a: Value, b: Value) -> Value {
+        let op = Op::Choose { mask };
+        let (ta, tb) = (self.ty(a).clone(), self.ty(b).clone());
+        if ta != tb {
+            return self.fail(name, &op, a, format!("{ta} and {tb} differ"));
+        }
+        self.append(name, op, &[a, b], vec![ta])
+    }
+
     /// Keeps the scores `[.., m, n]` of the keys that a query sees and puts `fill` elsewhere; `origin [2]` is the position of the first
     /// query and the first key.
     pub fn select_visible(
@@ -540,7 +550,8 @@ impl Builder {
         self.append(name, op, &operands, vec![tx])
     }
 
-    /// `(I + l)^-1 b` by forward substitution, `l [.., n, n]` strictly lower, `b [.., n, w]`.
+    /// `(I + l)^-1 b` by forward substitution, `l [.., n, n]` strictly lower, `b [.., n, w]`; or `s` systems side by side, `l [.., n, s n]`
+    /// and `b [.., n, s w]`.
     pub fn forward_substitution(&mut self, name: &str, l: Value, b: Value) -> Value {
         self.substitution(name, Op::ForwardSubstitution, l, b)
     }
@@ -552,8 +563,13 @@ impl Builder {
 
     fn substitution(&mut self, name: &str, op: Op, l: Value, b: Value) -> Value {
         let (tl, tb) = (self.ty(l).clone(), self.ty(b).clone());
-        let square =
-            tl.shape.from_end(0) == tl.shape.from_end(1) && tl.shape.from_end(0) == tb.shape.from_end(1);
+        let (rows, columns) = (tl.shape.from_end(1), tl.shape.from_end(0));
+        let systems = columns / rows.max(1);
+        let square = systems > 0
+            && columns == systems * rows
+            && rows == tb.shape.from_end(1)
+            && tb.shape.from_end(0).is_multiple_of(systems)
+            && (systems == 1 || matches!(op, Op::ForwardSubstitution));
         let leading = |s: &Shape| Shape::new(&s.dims()[..s.rank().saturating_sub(2)]);
         let Some(batch) = leading(&tl.shape)
             .broadcast(&leading(&tb.shape))

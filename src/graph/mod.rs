@@ -126,6 +126,20 @@ impl Graph {
         consumers
     }
 
+    /// Moves what stage `from` does before any node that `until` picks to stage `to`: all of `from` that does not depend on such a node.
+    pub fn precede(&mut self, from: Stage, to: Stage, until: impl Fn(&Op) -> bool) {
+        let mut after = vec![false; self.len()];
+        let ids: Vec<NodeId> = self.dag.node_indices().collect();
+        for id in ids {
+            let later =
+                until(&self.dag[id].op) || self.operands(id).iter().any(|value| after[value.node.index()]);
+            after[id.index()] = later;
+            if !later && self.dag[id].stage == from {
+                self.dag[id].stage = to;
+            }
+        }
+    }
+
     /// The inputs of the graph, in the order they were declared.
     pub fn inputs(&self) -> impl Iterator<Item = (NodeId, &Node)> {
         self.nodes()

@@ -157,9 +157,47 @@ pub enum Mask {
     },
     /// `j <= i` on the second and third dimension from the end; the minor dimension is a channel.
     LowerPairs,
+    /// Columns `j < end`.
+    ColumnsBelow {
+        /// First column that is dropped.
+        end: usize,
+    },
+    /// Columns of the first, third, .. block of `block` columns.
+    EvenBlocks {
+        /// Columns of a block.
+        block: usize,
+    },
+    /// Block `b` (third dimension from the end) keeps the first `half` of its own `2 half` columns: what the later half of a pair of
+    /// neighbours sees of the earlier one.
+    EarlierHalf {
+        /// Columns of the earlier half.
+        half: usize,
+    },
 }
 
 impl Mask {
+    /// Whether the pattern depends on the third dimension from the end.
+    #[must_use]
+    pub const fn by_block(self) -> bool {
+        matches!(
+            self,
+            Mask::RowsUpToBlock { .. } | Mask::LowerPairs | Mask::EarlierHalf { .. }
+        )
+    }
+
+    /// Whether it has blocks of no rows or columns, which have no meaning.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        matches!(
+            self,
+            Mask::BlockDiagonal { block: 0 }
+                | Mask::BlockCorner { half: 0 }
+                | Mask::RowsUpToBlock { block: 0 }
+                | Mask::EvenBlocks { block: 0 }
+                | Mask::EarlierHalf { half: 0 }
+        )
+    }
+
     /// Whether the element at `third`, `row`, `column` (third, second and first dimension from the end) is kept.
     #[must_use]
     pub const fn keeps(self, third: usize, row: usize, column: usize) -> bool {
@@ -172,6 +210,9 @@ impl Mask {
             }
             Mask::RowsUpToBlock { block } => row < (third + 1) * block,
             Mask::LowerPairs => row <= third,
+            Mask::ColumnsBelow { end } => column < end,
+            Mask::EvenBlocks { block } => (column / block).is_multiple_of(2),
+            Mask::EarlierHalf { half } => column / half == 2 * third,
         }
     }
 }
@@ -324,6 +365,11 @@ pub enum Op {
         /// What the rest becomes.
         fill: f64,
     },
+    /// Of two tensors of one shape, elements of the first where the mask keeps, of the second elsewhere.
+    Choose {
+        /// Where the first is taken.
+        mask: Mask,
+    },
     /// Selection by position in the whole sequence; operands: scores `[.., m, n]` and the origin `[2]` of their block.
     SelectVisible {
         /// What is kept.
@@ -379,7 +425,8 @@ pub enum Op {
         starts: Arc<[usize]>,
     },
     /// Forward substitution `X = (I + L)^-1 B`, row by row; operands: `L [.., n, n]` (its strictly lower part is used) and
-    /// `B [.., n, w]`. A chain of `n - 1` dependent row updates.
+    /// `B [.., n, w]`. A chain of `n - 1` dependent row updates. Several systems may stand side by side, `L [.., n, s n]` and
+    /// `B [.., n, s w]`: one chain serves them all.
     ForwardSubstitution,
     /// Backward substitution with the transpose, `X = (I + L)^-T B`, last row first; operands as for
     /// [`Op::ForwardSubstitution`].
@@ -403,6 +450,7 @@ impl Op {
             Op::Reduce { .. } => "reduce",
             Op::CumulativeSum { .. } => "cumulative sum",
             Op::Select { .. } => "select",
+            Op::Choose { .. } => "choose",
             Op::SelectVisible { .. } => "select visible",
             Op::Cast => "cast",
             Op::Reshape => "reshape",

@@ -167,7 +167,7 @@ pub fn node_work(graph: &Graph, id: NodeId) -> Work {
             let extent = result.shape.dims()[*axis] as u64;
             vector(elements / extent.max(1) * extent.saturating_sub(1))
         }
-        Op::Select { .. } | Op::Cast => vector(elements),
+        Op::Select { .. } | Op::Choose { .. } | Op::Cast => vector(elements),
         Op::SelectVisible { visibility, .. } => vector(elements * visibility.conditions()),
         Op::RepeatMinor { .. } => Work {
             cross_lane: elements,

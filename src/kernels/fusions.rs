@@ -118,7 +118,7 @@ fn is_elementwise(graph: &Graph, id: NodeId) -> bool {
 fn is_cheap(graph: &Graph, id: NodeId) -> bool {
     match &graph.node(id).op {
         Op::Elementwise(function) => function.transcendentals() == 0,
-        Op::Cast | Op::Select { .. } | Op::RepeatMinor { .. } => true,
+        Op::Cast | Op::Select { .. } | Op::Choose { .. } | Op::RepeatMinor { .. } => true,
         _ => false,
     }
 }

@@ -1079,8 +1079,11 @@ fn kind(graph: &Graph, id: NodeId) -> OpKind {
                 shifts,
             )
         }
-        Op::Transpose { .. } | Op::RepeatMinor { .. } => {
-            with_lanes(shape, 0.0, [rows(shape), shape.from_end(0)], 1.0)
+        Op::Transpose { .. } => with_lanes(shape, 0.0, [rows(shape), shape.from_end(0)], 1.0),
+        // Every number is spread over lanes of its own; registers that hold several of them are put together from as many.
+        Op::RepeatMinor { times } => {
+            let numbers = shape.from_end(0) / times.max(&1);
+            with_lanes(shape, 0.0, [rows(shape) * numbers, *times], 1.0)
         }
         Op::Cholesky => OpKind::Cholesky {
             rows: shape.from_end(1) as u64,
@@ -1088,6 +1091,7 @@ fn kind(graph: &Graph, id: NodeId) -> OpKind {
         Op::ForwardSubstitution | Op::BackwardSubstitution => OpKind::Substitution {
             rows: shape.from_end(1) as u64,
             columns: shape.from_end(0) as u64,
+            systems: (operand_shape(0).from_end(0) / shape.from_end(1).max(1)) as u64,
         },
         Op::SelectVisible { visibility, .. } => vector(shape, visibility.conditions() as f64, 0.0),
         _ => vector(shape, 1.0, 0.0),

@@ -95,8 +95,10 @@ pub enum OpKind {
     Substitution {
         /// Rows.
         rows: u64,
-        /// Right-hand sides.
+        /// Right-hand sides of all systems.
         columns: u64,
+        /// Systems side by side, each with its share of the columns.
+        systems: u64,
     },
 }
 

@@ -9,7 +9,7 @@
 //! Per chunk, with the Gram matrices `A`, `P` of `gram` and `T = (I + A)^-1`:
 //!
 //! ```text
-//! U0 = T Y            W = T (R . e^Gr)        U = U0 - W S0
+//! U0 = T Y            W = T (R . e^Gr)        U = U0 - W S0        or, with `solve: remainder`, U = T (Y - (R . e^Gr) S0)
 //! S' = diag(e^G_C) S0 + (X . e^(G_C - G))^T U         O = (Q . e^G) S0 + P U
 //! ```
 
@@ -20,7 +20,7 @@ use super::state::{decode_state, encode_state, initial_carry, state_operand};
 use super::{Core, DeltaRuleInputs, GramExponent, Recurrence, append_inverse, tree};
 use crate::dtype::Dtype;
 use crate::graph::{Builder, Precision, Stage, Value};
-use crate::layer::{DecayGate, Layer, Pass, ReadConvention};
+use crate::layer::{DecayGate, Layer, Pass, ReadConvention, Solve};
 
 impl DeltaRuleInputs {
     /// Write and read key are the key, the value is the value, the read convention is the layer's; neither step size nor decay. A mechanism changes
@@ -82,7 +82,7 @@ pub fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
     let t = append_inverse(b, layer.inverse, layer.inverse_precision, layer.neumann_steps, a);
 
     b.stage(Stage::WyFactors);
-    let (u0, w) = wy_factors(b, act, &inputs, decays, t);
+    let factors = Factors::append(b, layer, &inputs, decays, t);
 
     b.stage(Stage::StateScan);
     let last = cumulative.map(|g| b.slice("G_C", g, 4, c - 1, 1));
@@ -91,7 +91,8 @@ pub fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
         .map(|(g, last)| b.subtract("G_C - G", last, g));
     let x = decayed(b, "X", inputs.write_key, "e^(G_C - G)", tail);
     let x = b.cast("X_operand", x, act);
-    let mut slices = vec![u0, w, x];
+    let mut slices = factors.values();
+    slices.push(x);
     slices.extend(last.map(|last| {
         let decay = b.exp("e^G_C", last);
         let decay = expand(b, "e^G_C", decay, layer.key_dim);
@@ -116,19 +117,16 @@ pub fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
         &slices,
         &[],
         |body, carry, slice, _| {
-            let (u0, w, x) = (slice[0], slice[1], slice[2]);
+            let (factors, rest) = factors.sliced(slice);
             let s = decode_state(body, layer.state, carry);
             let operand = state_operand(body, layer, s, carry);
-            let ws = body.matmul("W S", w, operand, layer.state_precision);
-            let u0 = body.cast("U0_f32", u0, Dtype::F32);
-            let u = body.subtract("U", u0, ws);
-            let u = body.cast("U_rounded", u, act);
+            let u = factors.update(body, layer, operand);
             let s = body.cast("S_f32", s, Dtype::F32);
-            let s = match slice.get(3) {
+            let s = match rest.get(1) {
                 Some(&decay) => body.multiply("D S", s, decay),
                 None => s,
             };
-            let update = body.matmul_at("X^T U", x, u, Precision::Default);
+            let update = body.matmul_at("X^T U", rest[0], u, Precision::Default);
             let next = body.add("S'", s, update);
             let next = encode_state(body, layer.state, next);
             let mut stacks = vec![u];
@@ -162,25 +160,110 @@ pub fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
     }
 }
 
-/// `U0 = T Y` and `W = T (R . e^Gr)`, rounded to `act`.
-pub(super) fn wy_factors(
-    b: &mut Builder,
-    act: Dtype,
-    inputs: &DeltaRuleInputs,
-    decays: Option<Decays>,
-    t: Value,
-) -> (Value, Value) {
-    let t = b.cast("T_operand", t, act);
-    let y = stepped(b, "Y", inputs.value, inputs.step);
-    let y = b.cast("Y_operand", y, act);
-    let r = stepped(b, "R", inputs.read_key, inputs.step);
-    let r = decayed(b, "R", r, "e^Gr", decays.map(|d| d.read_cumulative));
-    let r = b.cast("R_operand", r, act);
-    let u0 = b.matmul("U0", t, y, Precision::Default);
-    let u0 = b.cast("U0_rounded", u0, act);
-    let w = b.matmul("W", t, r, Precision::Default);
-    let w = b.cast("W_rounded", w, act);
-    (u0, w)
+/// What the state is met with to give the update `U [B, Hk, R, N, C, width]`, operands rounded to the format of the activations.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Factors {
+    /// `U = U0 - W S`.
+    Wy {
+        /// `U0 = T Y`.
+        update: Value,
+        /// `W = T (R . e^Gr)`.
+        read: Value,
+    },
+    /// `U = T (Y - (R . e^Gr) S)`. The step size, which `Y` and `R` share, stands on the columns of `T`: `C x C` numbers instead of
+    /// `C x dk` and `C x width`.
+    Remainder {
+        /// `T`, with the step size.
+        inverse: Value,
+        /// `Y` without the step size.
+        value: Value,
+        /// `R . e^Gr` without the step size.
+        read: Value,
+    },
+}
+
+impl Factors {
+    /// Appends what does not depend on the state.
+    pub(super) fn append(
+        b: &mut Builder,
+        layer: &Layer,
+        inputs: &DeltaRuleInputs,
+        decays: Option<Decays>,
+        t: Value,
+    ) -> Self {
+        let act = layer.activations;
+        let before = decays.map(|d| d.read_cumulative);
+        if layer.solve == Solve::Remainder {
+            let t = match inputs.step {
+                Some(step) => {
+                    let columns = b.transpose_minor("beta_columns", step);
+                    b.multiply("T beta", t, columns)
+                }
+                None => t,
+            };
+            let inverse = b.cast("T_operand", t, act);
+            let r = decayed(b, "R", inputs.read_key, "e^Gr", before);
+            let read = b.cast("R_operand", r, act);
+            return Factors::Remainder {
+                inverse,
+                value: inputs.value,
+                read,
+            };
+        }
+        let t = b.cast("T_operand", t, act);
+        let y = stepped(b, "Y", inputs.value, inputs.step);
+        let y = b.cast("Y_operand", y, act);
+        let r = stepped(b, "R", inputs.read_key, inputs.step);
+        let r = decayed(b, "R", r, "e^Gr", before);
+        let r = b.cast("R_operand", r, act);
+        let u0 = b.matmul("U0", t, y, Precision::Default);
+        let update = b.cast("U0_rounded", u0, act);
+        let w = b.matmul("W", t, r, Precision::Default);
+        let read = b.cast("W_rounded", w, act);
+        Factors::Wy { update, read }
+    }
+
+    /// The values, for a loop over chunks.
+    fn values(self) -> Vec<Value> {
+        match self {
+            Factors::Wy { update, read } => vec![update, read],
+            Factors::Remainder { inverse, value, read } => vec![inverse, value, read],
+        }
+    }
+
+    /// The factors of one chunk, from what such a loop hands to its body, and what follows them there.
+    fn sliced(self, slice: &[Value]) -> (Self, &[Value]) {
+        match self {
+            Factors::Wy { .. } => {
+                let [update, read] = [slice[0], slice[1]];
+                (Factors::Wy { update, read }, &slice[2..])
+            }
+            Factors::Remainder { .. } => {
+                let [inverse, value, read] = [slice[0], slice[1], slice[2]];
+                let factors = Factors::Remainder { inverse, value, read };
+                (factors, &slice[3..])
+            }
+        }
+    }
+
+    /// `U`, rounded, from the state as an operand.
+    pub(super) fn update(self, b: &mut Builder, layer: &Layer, state: Value) -> Value {
+        let u = match self {
+            Factors::Wy { update, read } => {
+                let ws = b.matmul("W S", read, state, layer.state_precision);
+                let u0 = b.cast("U0_f32", update, Dtype::F32);
+                b.subtract("U", u0, ws)
+            }
+            Factors::Remainder { inverse, value, read } => {
+                let rs = b.matmul("R S", read, state, layer.state_precision);
+                let y = b.cast("Y_f32", value, Dtype::F32);
+                let rest = b.subtract("Y - R S", y, rs);
+                let rest = b.cast("Y - R S_operand", rest, layer.activations);
+                b.matmul("U", inverse, rest, Precision::Default)
+            }
+        };
+        b.cast("U_rounded", u, layer.activations)
+    }
 }
 
 /// `G`, `Gr` and `G` at the queries, which stand at the last of the keys they share a token with.

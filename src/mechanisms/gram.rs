@@ -159,6 +159,7 @@ pub(super) fn all(
         GramVariant::PivotCausal => causal_pivots(b, operand_dtype, ops),
         GramVariant::Folded => folded(b, pivot, operand_dtype, ops),
         GramVariant::TileMasks => tile_masks(b, operand_dtype, ops),
+        GramVariant::Halving => halving(b, pivot, operand_dtype, ops),
     }
 }
 
@@ -167,7 +168,7 @@ pub(super) fn exponent(layer: &Layer, largest_decay: f64) -> Option<GramExponent
     let block = match layer.gram {
         // Of the micro-steps of a token only the first decays.
         GramVariant::Folded => layer.chunk / layer.householder_steps,
-        GramVariant::Pivot => PIVOT_BLOCK.min(layer.chunk),
+        GramVariant::Pivot | GramVariant::Halving => PIVOT_BLOCK.min(layer.chunk),
         GramVariant::ScalarMask
         | GramVariant::Broadcast
         | GramVariant::PivotCausal
@@ -384,6 +385,156 @@ fn pivots(b: &mut Builder, pivot: PivotRow, dtype: Dtype, ops: Operands) -> Vec<
             d.splice(4..6, [c]);
             grams.push(b.reshape(&name, part, d));
         }
+    }
+    grams
+}
+
+/// Rows relative to the pivot of their own 16-row block, for the diagonal blocks; for neighbours of `s = 16, 32, ..` rows both operands go on from
+/// their pivots to the border, the last row of the earlier neighbour, by one factor a block, which is at most one:
+/// `e^(G_i - G_j) = e^(Gr_i - mu_i) e^(mu_i - G_border) . e^(G_border - mu_j) e^(mu_j - G_j)`.
+///
+/// A product has all later rows and all earlier columns of a size; what belongs to no pair of neighbours is dropped. Columns that are in no earlier
+/// neighbour are zeros, so that the others keep their place.
+fn halving(b: &mut Builder, pivot: PivotRow, dtype: Dtype, ops: Operands) -> Vec<Value> {
+    let dims = b.dims(ops.columns[0].operand);
+    let (c, dk) = (dims[4], dims[5]);
+    let block = PIVOT_BLOCK.min(c);
+    let blocks = c / block;
+    // The rows of a value `[.., rows, channels]` under other extents.
+    let split = |b: &mut Builder, name: &str, value: Value, extents: &[usize]| {
+        let mut d = b.dims(value);
+        d.splice(4..5, extents.iter().copied());
+        b.reshape(&format!("{name}_split"), value, d)
+    };
+    let flat = |b: &mut Builder, name: &str, value: Value, axes: usize| {
+        let mut d = b.dims(value);
+        let rows = d[4..4 + axes].iter().product();
+        d.splice(4..4 + axes, [rows]);
+        b.reshape(name, value, d)
+    };
+    let at = match pivot {
+        PivotRow::Middle => block / 2,
+        PivotRow::First => 0,
+    };
+    let g_blocks = split(b, "G", ops.cumulative, &[blocks, block]);
+    let mu = b.slice("mu", g_blocks, 5, at, 1);
+    let to_pivot = |b: &mut Builder, names: [&str; 3], operand: Value, factor: Value| {
+        let [name, scaled, exponential] = names;
+        let factor = expand(b, exponential, factor, dk);
+        let value = b.cast(&format!("{name}_f32"), operand, Dtype::F32);
+        let value = split(b, name, value, &[blocks, block]);
+        let value = b.multiply(scaled, value, factor);
+        flat(b, &format!("{scaled}_rows"), value, 2)
+    };
+    let row_factors = per_decay(b, ops.rows, |b, row| {
+        let name = format!("e^(G_{} - mu)", row.name);
+        let rows = split(b, &format!("G_{}", row.name), row.cumulative, &[blocks, block]);
+        let rows = b.subtract(&format!("G_{} - mu", row.name), rows, mu);
+        b.exp(&name, rows)
+    });
+    let columns = b.subtract("mu - G", mu, g_blocks);
+    let column_factor = b.exp("e^(mu - G)", columns);
+    let rows: Vec<Value> = ops
+        .rows
+        .iter()
+        .zip(row_factors)
+        .map(|(row, factor)| {
+            let names = [row.name, &format!("{}_scaled", row.name), "e^(Gr - mu)"];
+            to_pivot(b, names, row.operand, factor)
+        })
+        .collect();
+    let columns: Vec<Value> = ops
+        .columns
+        .iter()
+        .map(|column| {
+            let names = [column.name, &format!("{}_scaled", column.name), "e^(mu - G)"];
+            to_pivot(b, names, column.operand, column_factor)
+        })
+        .collect();
+    let (row_names, column_names) = (row_names(ops), column_names(ops));
+    let product = |b: &mut Builder, name: &str, rows: &[Value], columns: &[Value]| {
+        let [rows, columns] = [(&row_names, rows), (&column_names, columns)].map(|(names, values)| {
+            let operands: Vec<Value> = values
+                .iter()
+                .map(|&value| b.cast(&format!("{names}_operand"), value, dtype))
+                .collect();
+            b.concatenate(names, &operands, 4)
+        });
+        b.matmul_bt(name, rows, columns, Precision::Default)
+    };
+    let name = format!("{row_names} {column_names}^T");
+    let near = product(b, &name, &rows, &columns);
+    let mut grams = Vec::new();
+    for (i, row) in ops.rows.iter().enumerate() {
+        let of_row = b.slice(&format!("{}_rows", row.name), near, 4, i * c, c);
+        for (j, column) in ops.columns.iter().enumerate() {
+            grams.push(b.slice(&format!("{} {}^T", row.name, column.name), of_row, 5, j * c, c));
+        }
+    }
+    let mut size = block;
+    while size < c {
+        let pairs = c / (2 * size);
+        let neighbours = [pairs, 2, size / block];
+        let pivots = split(b, "mu", mu, &neighbours);
+        // mu of the blocks still has the row it was taken from as an extent of one, behind those of the blocks.
+        let half =
+            |b: &mut Builder, name: &str, value: Value, which: usize| b.slice(name, value, 5, which, 1);
+        let by_pair = split(b, "G", ops.cumulative, &[pairs, 1, 1, 2 * size]);
+        let border = b.slice(&format!("G_border_{size}"), by_pair, 7, size - 1, 1);
+        let later = half(b, "mu_later", pivots, 1);
+        let later = b.subtract("mu - G_border", later, border);
+        let later = b.exp("e^(mu - G_border)", later);
+        let later = expand(b, "e^(mu - G_border)", later, dk);
+        let earlier = half(b, "mu_earlier", pivots, 0);
+        let earlier = b.subtract("G_border - mu", border, earlier);
+        let earlier = b.exp("e^(G_border - mu)", earlier);
+        let earlier = expand(b, "e^(G_border - mu)", earlier, dk);
+        let decayed = |b: &mut Builder, name: &str, value: Value, which: usize, factor: Value| {
+            let value = split(b, name, value, &[pairs, 2, size / block, block]);
+            let value = half(b, &format!("{name}_half"), value, which);
+            b.multiply(&format!("{name}_to_border"), value, factor)
+        };
+        let later_rows: Vec<Value> = rows
+            .iter()
+            .zip(ops.rows)
+            .map(|(&value, row)| {
+                let value = decayed(b, row.name, value, 1, later);
+                flat(b, &format!("{}_later", row.name), value, 4)
+            })
+            .collect();
+        let earlier_columns: Vec<Value> = columns
+            .iter()
+            .zip(ops.columns)
+            .map(|(&value, column)| {
+                let value = decayed(b, column.name, value, 0, earlier);
+                let value = b.pad(&format!("{}_and_zeros", column.name), value, 5, 2);
+                flat(b, &format!("{}_earlier", column.name), value, 4)
+            })
+            .collect();
+        let name = format!("{row_names} {column_names}^T_{size}");
+        let far = product(b, &name, &later_rows, &earlier_columns);
+        for (k, gram) in grams.iter_mut().enumerate() {
+            let (i, j) = (k / ops.columns.len(), k % ops.columns.len());
+            let part = b.slice("P_far_rows", far, 4, i * c / 2, c / 2);
+            let part = b.slice("P_far", part, 5, j * c, c);
+            let part = split(b, "P_far", part, &[pairs, size]);
+            let whole = split(b, "P", *gram, &[pairs, 2, size]);
+            let kept = b.slice("P_kept", whole, 5, 0, 1);
+            let below = half(b, "P_below", whole, 1);
+            let mut d = b.dims(below);
+            d.remove(5);
+            let below = b.reshape("P_below_rows", below, d.clone());
+            let kept = b.reshape("P_kept_rows", kept, d);
+            let below = b.choose(
+                &format!("P_below_{size}"),
+                Mask::EarlierHalf { half: size },
+                part,
+                below,
+            );
+            let whole = b.concatenate("P_halves", &[kept, below], 5);
+            *gram = flat(b, &format!("P_{}", 2 * size), whole, 2);
+        }
+        size *= 2;
     }
     grams
 }

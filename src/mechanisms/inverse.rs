@@ -3,14 +3,14 @@
 //! Every variant but the Neumann series is exact in exact arithmetic, because `L^C = 0`. They differ in what they do to
 //! rounding: powers of `L` grow binomially for correlated keys and must cancel, block doubling never forms them.
 //! Matrix products of size `C`: product, Newton, two-level and block doubling `2 (log2 C - 1)`; Neumann with `K` terms `K - 1`,
-//! the first term being `-L` itself.
+//! the first term being `-L` itself. Packed doubling: `2 log2(C / 16)` products of `s x C` by `C x C` with `s = 16, 32, .. C / 2`.
 
 use crate::dtype::Dtype;
 use crate::graph::{Builder, Mask, Precision, Value};
 use crate::layer::InverseVariant;
 
-/// Rows of a block of the blocked substitution (flash-linear-attention, Tokamax, vLLM tpu-inference).
-const SUBSTITUTION_BLOCK: usize = 16;
+/// Rows of a block of the blocked substitution (flash-linear-attention, Tokamax, vLLM tpu-inference), and of those that packed doubling starts from.
+pub(crate) const SUBSTITUTION_BLOCK: usize = 16;
 /// Rows of an inner block of the two-level product (Tokamax KDA).
 const TWO_LEVEL_BLOCK: usize = 8;
 
@@ -31,6 +31,7 @@ pub fn append_inverse(
         InverseVariant::Newton => newton(b, precision, l, identity, n),
         InverseVariant::TwoLevel => two_level(b, precision, l, identity, n),
         InverseVariant::BlockDoubling => block_doubling(b, precision, l, identity, n),
+        InverseVariant::PackedDoubling => packed_doubling(b, precision, l, n),
         InverseVariant::Neumann => {
             let mut t = b.subtract("T_1", identity, l);
             for step in 2..=neumann_steps {
@@ -115,6 +116,47 @@ fn block_doubling(b: &mut Builder, precision: Precision, l: Value, identity: Val
             b.subtract(&format!("X_{half}"), x, xfx)
         };
         half *= 2;
+    }
+    x
+}
+
+/// The inverses of the diagonal blocks of `s` rows stand side by side, `X [s, n]`: row `r` of a block in row `r`, in the columns of the block. Those of
+/// 16 rows come from one substitution, those of `2s` from two products that stream `s` rows, `(X F_s) D` with `D [n, n]` the blocks of `X` on
+/// their places: in the columns of the earlier block of each pair it is what block doubling subtracts.
+fn packed_doubling(b: &mut Builder, precision: Precision, l: Value, n: usize) -> Value {
+    let rank = b.shape(l).rank();
+    let rows = rank - 2;
+    let mut size = SUBSTITUTION_BLOCK.min(n);
+    let mut diagonal = b.slice("L_0", l, rows, 0, size);
+    for start in (size..n).step_by(size) {
+        let block = b.slice(&format!("L_{start}"), l, rows, start, size);
+        let earlier = Mask::ColumnsBelow { end: start };
+        diagonal = b.choose(&format!("L_to_{start}"), earlier, diagonal, block);
+    }
+    let identity = b.identity("I_s", size, Dtype::F32);
+    let identities = b.concatenate("I_s I_s ..", &vec![identity; n / size], 1);
+    let mut x = b.forward_substitution(&format!("X_{size}"), diagonal, identities);
+    while size < n {
+        let corner = b.select(&format!("F_{size}"), Mask::BlockCorner { half: size }, l, 0.0);
+        let xf = b.matmul(&format!("X F_{size}"), x, corner, precision);
+        let stacked = b.concatenate(&format!("X_{size}_stacked"), &vec![x; n / size], rows);
+        let places = b.select(
+            &format!("D_{size}"),
+            Mask::BlockDiagonal { block: size },
+            stacked,
+            0.0,
+        );
+        let below = b.matmul(&format!("X F_{size} D"), xf, places, precision);
+        let above = b.select(
+            &format!("X_{size}_earlier"),
+            Mask::EvenBlocks { block: size },
+            x,
+            0.0,
+        );
+        let later = b.subtract(&format!("X_{size}_later"), x, above);
+        let below = b.subtract(&format!("X_{size}_below"), later, below);
+        size *= 2;
+        x = b.concatenate(&format!("X_{size}"), &[above, below], rows);
     }
     x
 }

@@ -50,6 +50,7 @@ mod whitening;
 
 pub use delta_log::{LOG, MergeGraph, build_merge};
 pub use gated_outer::NORMALISER_EPSILON;
+pub(crate) use inverse::SUBSTITUTION_BLOCK;
 pub use inverse::append_inverse;
 pub use mesanet::{MesaOperator, append_mesa_solve};
 pub use registry::{Defaults, Mechanism, fields};
@@ -343,12 +344,14 @@ pub fn gram_variants(granularity: Granularity) -> &'static [GramVariant] {
             GramVariant::Pivot,
             GramVariant::PivotCausal,
             GramVariant::Broadcast,
+            GramVariant::Halving,
         ],
         Granularity::Channel => &[
             GramVariant::Pivot,
             GramVariant::PivotCausal,
             GramVariant::Folded,
             GramVariant::Broadcast,
+            GramVariant::Halving,
         ],
     }
 }

@@ -60,6 +60,7 @@ pub mod fields {
         "inverse",
         "inverse_precision",
         "neumann_steps",
+        "solve",
         "sequences",
         "padded_rows",
         "block_q",
@@ -96,6 +97,7 @@ pub mod fields {
         "inverse",
         "inverse_precision",
         "neumann_steps",
+        "solve",
         "read",
         "negative_eigenvalues",
     ];
@@ -104,6 +106,7 @@ pub mod fields {
         "inverse",
         "inverse_precision",
         "neumann_steps",
+        "solve",
         "negative_eigenvalues",
     ];
     /// Several writes per token.

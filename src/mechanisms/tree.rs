@@ -16,7 +16,7 @@
 use std::sync::Arc;
 
 use super::decode::stored_state;
-use super::delta_rule::{decayed, wy_factors};
+use super::delta_rule::{Factors, decayed};
 use super::gram::{self, Columns, Decays, Operands, Rows, expand};
 use super::state::{decode_state, encode_state, state_operand};
 use super::{Core, DeltaRuleInputs, GramExponent, Granularity, Recurrence, append_inverse};
@@ -68,7 +68,7 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, tree: &Tree, inputs: DeltaR
     let t = append_inverse(b, layer.inverse, layer.inverse_precision, layer.neumann_steps, a);
 
     b.stage(Stage::WyFactors);
-    let (u0, w) = wy_factors(b, act, &inputs, decays, t);
+    let factors = Factors::append(b, layer, &inputs, decays, t);
 
     b.stage(Stage::StateScan);
     let value = b.dims(inputs.value);
@@ -81,10 +81,7 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, tree: &Tree, inputs: DeltaR
     let mut in_core = dims.to_vec();
     in_core.insert(3, 1);
     let operand = b.reshape("S_core", operand, in_core.clone());
-    let ws = b.matmul("W S", w, operand, layer.state_precision);
-    let u0 = b.cast("U0_f32", u0, Dtype::F32);
-    let u = b.subtract("U", u0, ws);
-    let u = b.cast("U_rounded", u, act);
+    let u = factors.update(b, layer, operand);
 
     b.stage(Stage::Output);
     let q = decayed(b, "Q", inputs.query, "e^G", decays.map(|d| d.query_cumulative));

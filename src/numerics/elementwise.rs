@@ -338,6 +338,60 @@ impl Broadcast {
     }
 }
 
+/// What a mask keeps of the matrices of a tensor, repeated from its start: one matrix, or as many as the third dimension from the end has.
+/// `None` for a mask of blocks of no rows.
+fn pattern(mask: Mask, shape: &[usize]) -> Option<Vec<bool>> {
+    if mask.is_empty() {
+        return None;
+    }
+    let from_end = |i: usize| shape.len().checked_sub(i + 1).map_or(1, |axis| shape[axis]);
+    let (rows, columns) = (from_end(1), from_end(0));
+    let thirds = if mask.by_block() { from_end(2) } else { 1 };
+    let positions = (0..thirds).flat_map(|third| {
+        (0..rows).flat_map(move |row| (0..columns).map(move |column| (third, row, column)))
+    });
+    Some(
+        positions
+            .map(|(third, row, column)| mask.keeps(third, row, column))
+            .collect(),
+    )
+}
+
+/// Elements of `a` where the mask keeps, of `b` elsewhere. A mask of blocks of no rows gives `None`.
+pub(super) fn choose<R: Real>(
+    pool: &mut Pool<R>,
+    mask: Mask,
+    a: Tensor<R>,
+    b: Tensor<R>,
+    finish: Finish,
+) -> Option<Outcome<R>> {
+    let pattern = pattern(mask, a.shape())?;
+    let (mut out, source) = over(pool, a);
+    let others = elements(&b);
+    let tally = sweep(elements_mut(&mut out), 1, |offset, block| {
+        if let Some(source) = &source {
+            block.copy_from_slice(&elements(source)[offset..offset + block.len()]);
+        }
+        let mut at = offset % pattern.len();
+        for (x, &other) in block.iter_mut().zip(&others[offset..]) {
+            if !pattern[at] {
+                *x = other;
+            }
+            at = if at + 1 == pattern.len() { 0 } else { at + 1 };
+        }
+        Tally {
+            count: block.len() as u64,
+            non_finite: finish.apply(block),
+        }
+    });
+    pool.give(b);
+    Some(Outcome {
+        value: out.into_shared(),
+        work: VECTOR.work(finish, tally.count),
+        non_finite: tally.non_finite,
+    })
+}
+
 /// Keeps what the mask keeps and fills the rest. A mask of blocks of no rows keeps nothing sensible and gives `None`.
 pub(super) fn select<R: Real>(
     pool: &mut Pool<R>,
@@ -346,24 +400,7 @@ pub(super) fn select<R: Real>(
     a: Tensor<R>,
     finish: Finish,
 ) -> Option<Outcome<R>> {
-    if matches!(
-        mask,
-        Mask::BlockDiagonal { block: 0 } | Mask::BlockCorner { half: 0 } | Mask::RowsUpToBlock { block: 0 }
-    ) {
-        return None;
-    }
-    let from_end = |i: usize| a.ndim().checked_sub(i + 1).map_or(1, |axis| a.shape()[axis]);
-    let (rows, columns) = (from_end(1), from_end(0));
-    // One pattern serves all matrices, unless the mask looks at the third dimension.
-    let thirds = if matches!(mask, Mask::RowsUpToBlock { .. } | Mask::LowerPairs) {
-        from_end(2)
-    } else {
-        1
-    };
-    let pattern: Vec<bool> = (0..thirds)
-        .flat_map(|third| (0..rows).flat_map(move |row| (0..columns).map(move |column| (third, row, column))))
-        .map(|(third, row, column)| mask.keeps(third, row, column))
-        .collect();
+    let pattern = pattern(mask, a.shape())?;
     let fill = R::from_f64(fill);
     let (mut out, source) = over(pool, a);
     let tally = sweep(elements_mut(&mut out), 1, |offset, block| {

@@ -286,6 +286,8 @@ impl<R: Real> Run<'_, R> {
             Op::CumulativeSum { axis } => reduce::cumulative_sum(self.pool, *axis, next()?, finish),
             Op::Select { mask, fill } => elementwise::select(self.pool, *mask, *fill, next()?, finish)
                 .ok_or_else(|| meaningless("the mask has blocks of no rows"))?,
+            Op::Choose { mask } => elementwise::choose(self.pool, *mask, next()?, next()?, finish)
+                .ok_or_else(|| meaningless("the mask has blocks of no rows"))?,
             Op::SelectVisible { visibility, fill } => {
                 elementwise::select_visible(self.pool, *visibility, *fill, next()?, next()?, finish)
             }

@@ -79,7 +79,8 @@ pub(super) fn causal_convolution<R: Real>(
 }
 
 /// `X = (I + L)^-1 B`, `X[r] = B[r] - sum_{i < r} L[r, i] X[i]`, or, with the transpose, `X = (I + L)^-T B`,
-/// `X[r] = B[r] - sum_{i > r} L[i, r] X[i]`; leading dimensions broadcast to those of `dims`.
+/// `X[r] = B[r] - sum_{i > r} L[i, r] X[i]`; leading dimensions broadcast to those of `dims`. Several systems may stand side by side, the columns of
+/// each in its part of those of `B`.
 pub(super) fn substitution<R: Real>(
     pool: &mut Pool<R>,
     l: Tensor<R>,
@@ -89,6 +90,8 @@ pub(super) fn substitution<R: Real>(
     finish: Finish,
 ) -> Outcome<R> {
     let (n, width) = (dims[dims.len() - 2], dims[dims.len() - 1]);
+    let side_by_side = (l.shape()[l.ndim() - 1] / n.max(1)).max(1);
+    let part = (width / side_by_side).max(1);
     let systems = Matrices::new(l.view(), batch_of(dims));
     let (mut out, source) = if b.shape() == dims {
         over(pool, b)
@@ -105,8 +108,13 @@ pub(super) fn substitution<R: Real>(
         }
         let l = systems.get(i);
         let mut count = 0;
-        let mut eliminate = |row: &mut [R], known: &[R], factor: R| {
-            row.iter_mut().zip(known).for_each(|(x, &k)| *x -= factor * k);
+        // The coefficient at `row`, `column` of each system.
+        let mut eliminate = |x: &mut [R], known: &[R], row: usize, column: usize| {
+            let parts = x.chunks_mut(part).zip(known.chunks(part));
+            for (system, (x, known)) in parts.enumerate() {
+                let factor = l[[row, system * n + column]];
+                x.iter_mut().zip(known).for_each(|(x, &k)| *x -= factor * k);
+            }
             count += 2 * width as u64;
         };
         for step in 1..n {
@@ -114,12 +122,12 @@ pub(super) fn substitution<R: Real>(
                 let r = n - 1 - step;
                 let (rest, solved) = x.split_at_mut((r + 1) * width);
                 for (i, known) in solved.chunks_exact(width.max(1)).enumerate() {
-                    eliminate(&mut rest[r * width..], known, l[[r + 1 + i, r]]);
+                    eliminate(&mut rest[r * width..], known, r + 1 + i, r);
                 }
             } else {
                 let (solved, rest) = x.split_at_mut(step * width);
                 for (i, known) in solved.chunks_exact(width.max(1)).enumerate() {
-                    eliminate(&mut rest[..width], known, l[[step, i]]);
+                    eliminate(&mut rest[..width], known, step, i);
                 }
             }
         }

@@ -3,7 +3,8 @@
 use std::fmt::Write;
 
 use super::table::{Cell, Column, Table};
-use crate::dump::report::{Analysis, HotBlock, KernelTime, SlotUse};
+use crate::dump::ProgramTime;
+use crate::dump::report::{Analysis, HotBlock, KernelTime, SlotUse, Spills};
 
 /// Rows of the tables of kernels and blocks that are shown; `--format json` has all.
 const MOST_ROWS: usize = 12;
@@ -65,6 +66,135 @@ pub fn csv_table(analyses: &[&Analysis]) -> Table {
             ];
             table.row(first.into_iter().chain(cells(kernel)));
         }
+    }
+    table
+}
+
+/// Slots that the table of programs shows.
+const SLOTS_SHOWN: [&str; 6] = ["MXU", "VALU", "VLOAD", "VLOAD:FILL", "VSTORE", "VSTORE:SPILL"];
+/// Slots that the file of programs has: name, and start of its column.
+const SLOTS_WRITTEN: [(&str, &str); 10] = [
+    ("MXU", "mxu"),
+    ("XLU", "xlu"),
+    ("VALU", "valu"),
+    ("VPOP", "vpop"),
+    ("EUP", "eup"),
+    ("VLOAD", "vload"),
+    ("VLOAD:FILL", "vload_fill"),
+    ("VSTORE", "vstore"),
+    ("VSTORE:SPILL", "vstore_spill"),
+    ("SALU", "salu"),
+];
+
+/// Programs of which the schedules are at hand, one a row, for people.
+#[must_use]
+pub fn program_table(programs: &[ProgramTime]) -> Table {
+    let first = [
+        Column::text("program", "program"),
+        Column::text("chip", "chip"),
+        Column::text("cores", "cores"),
+        Column::number("time (us)", "time_us"),
+        Column::number("low (us)", "low_us"),
+        Column::number("high (us)", "high_us"),
+        Column::number("issue (us)", "issue_us"),
+        Column::number("empty (us)", "empty_us"),
+        Column::number("waits (us)", "wait_us"),
+        Column::number("HBM (MB)", "hbm_mb"),
+        Column::number("VMEM (MB)", "vmem_mb"),
+    ];
+    let slots = SLOTS_SHOWN.map(|name| Column::number(format!("{name} (%)"), name));
+    let bound = Column::text("bound by", "bound");
+    let mut table = Table::new(first.into_iter().chain(slots).chain([bound]));
+    for one in programs {
+        let first = [
+            Cell::from(&one.name),
+            Cell::from(one.chip),
+            Cell::from(match one.cores_used {
+                Some(used) => format!("{used} of {}", one.cores),
+                None => one.cores.to_string(),
+            }),
+            Cell::number(one.time_us, 2),
+            Cell::number(one.low_us, 2),
+            Cell::number(one.high_us, 2),
+            Cell::number(one.issue_us, 2),
+            Cell::number(one.empty_us, 2),
+            Cell::number(one.wait_us, 2),
+            Cell::scaled(one.hbm_bytes, 1e-6, 3),
+            Cell::optional(one.vmem_bytes.map(|bytes| bytes as f64 * 1e-6), 3),
+        ];
+        let slots =
+            SLOTS_SHOWN.map(|name| Cell::optional(one.slot_share(name).map(|share| 100.0 * share), 0));
+        table.row(first.into_iter().chain(slots).chain([Cell::from(&one.binds)]));
+    }
+    table
+}
+
+/// Programs of which the schedules are at hand, one a row, for files of data.
+#[must_use]
+pub fn program_csv(programs: &[ProgramTime]) -> Table {
+    let first = [
+        Column::text("program", "program"),
+        Column::text("family", "family"),
+        Column::text("chip", "chip"),
+        Column::number("cores", "cores_count"),
+        Column::number("cores used", "cores_used_count"),
+        Column::number("clock (GHz)", "clock_ghz"),
+        Column::number("time (us)", "time_us"),
+        Column::number("low (us)", "low_us"),
+        Column::number("high (us)", "high_us"),
+        Column::number("measured (us)", "measured_us"),
+        Column::number("issue (us)", "issue_us"),
+        Column::number("empty (us)", "empty_us"),
+        Column::number("waits (us)", "wait_us"),
+        Column::number("launches (us)", "launch_us"),
+        Column::number("HBM (bytes)", "hbm_bytes"),
+        Column::number("HBM busy", "hbm_busy_fraction"),
+        Column::number("VMEM (bytes)", "vmem_bytes"),
+    ];
+    let slots = SLOTS_WRITTEN.map(|(name, key)| Column::number(name, format!("{key}_fraction")));
+    let last = [
+        Column::number("spill stores", "spill_stores_count"),
+        Column::number("spill loads", "spill_loads_count"),
+        Column::number("spill, alone (cycles)", "spill_alone_cycles"),
+        Column::number("spill, slots (cycles)", "spill_slots_cycles"),
+        Column::number("unknown branches", "unknown_branches_count"),
+        Column::text("bound by", "bound"),
+        Column::text("label", "label"),
+    ];
+    let mut table = Table::new(first.into_iter().chain(slots).chain(last));
+    for one in programs {
+        let text = |value: &Option<String>| value.as_ref().map_or_else(Cell::none, Cell::from);
+        let first = [
+            Cell::from(&one.name),
+            text(&one.family),
+            Cell::from(one.chip),
+            Cell::from(one.cores),
+            one.cores_used.map_or_else(Cell::none, Cell::from),
+            Cell::number(one.clock_ghz, 3),
+            Cell::number(one.time_us, 2),
+            Cell::number(one.low_us, 2),
+            Cell::number(one.high_us, 2),
+            Cell::optional(one.measured_us, 2),
+            Cell::number(one.issue_us, 2),
+            Cell::number(one.empty_us, 2),
+            Cell::number(one.wait_us, 2),
+            Cell::number(one.launch_us, 2),
+            Cell::number(one.hbm_bytes, 0),
+            Cell::number(one.hbm_busy, 3),
+            one.vmem_bytes.map_or_else(Cell::none, Cell::from),
+        ];
+        let slots = SLOTS_WRITTEN.map(|(name, _)| Cell::optional(one.slot_share(name), 3));
+        let of_spills = |take: fn(&Spills) -> f64| Cell::optional(one.spills.as_ref().map(take), 0);
+        let last = [
+            of_spills(|spills| spills.stores),
+            of_spills(|spills| spills.loads),
+            of_spills(|spills| spills.cycles_alone),
+            of_spills(|spills| spills.cycles_of_slots),
+            Cell::from(one.unknown_branches),
+            Cell::from(&one.binds),
+            text(&one.label),
+        ];
+        table.row(first.into_iter().chain(slots).chain(last));
     }
     table
 }

@@ -220,6 +220,15 @@ fn shape(kind: &OpKind) -> String {
         }
         OpKind::Vector { dims, .. } => dims.to_string(),
         OpKind::Cholesky { rows } => format!("Cholesky factor of {rows} rows"),
-        OpKind::Substitution { rows, columns } => format!("solve {rows} rows, {columns} columns"),
+        OpKind::Substitution {
+            rows,
+            columns,
+            systems: 1,
+        } => format!("solve {rows} rows, {columns} columns"),
+        OpKind::Substitution {
+            rows,
+            columns,
+            systems,
+        } => format!("solve {rows} rows, {columns} columns of {systems} systems"),
     }
 }

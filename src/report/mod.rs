@@ -29,6 +29,8 @@ pub mod folder;
 mod format;
 pub mod html;
 pub mod json;
+pub mod kernels;
+pub mod kernels_page;
 pub mod model;
 pub mod plot;
 pub mod text;

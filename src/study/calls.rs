@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 
 use super::delta_log::{self, Replay, Step};
+use super::pallas;
 use super::run::lower_with;
 use crate::coefficients::Coefficient;
 use crate::dtype::Dtype;
@@ -41,7 +42,7 @@ const LONGEST_LOG: u64 = 256;
 ///
 /// Besides the operations of the library: `MECHANISM_chunk` (the forward pass of a prefill, split as Tokamax does on a TPU and as flash-linear-attention does on
 /// a GPU), `MECHANISM_decode` (one token per sequence), `MECHANISM_decode_eager` and `MECHANISM_decode_deltalog`, `.._append`, `.._append_merge`, `.._merge` (the same
-/// without and with a log of updates beside the state, as the kernels of tools/gpu/deltalog do it), `gdn_fused` (convolution and GDN in one kernel), `WORKLOAD_layer_stage` (a row of the stage table of a
+/// without and with a log of updates beside the state, as the kernels of tools/gpu/deltalog do it), `gdn_fused` (convolution and GDN in one kernel), `MECHANISM_pallas` (the kernels of tools/tpu/kernels), `WORKLOAD_layer_stage` (a row of the stage table of a
 /// shipped workload) and `WORKLOAD_core` (the kernel of its core).
 ///
 /// # Errors
@@ -63,6 +64,8 @@ pub fn launches(op: &str, params: &Params, formats: Formats, chip: &Chip) -> Res
         chunk(&case, mechanism(op, name)?, None)?
     } else if let Some(name) = op.strip_suffix("_layer_stage") {
         layer_stage(&case, name)?
+    } else if let Some(name) = op.strip_suffix("_pallas") {
+        pallas::launches(&case, usual_layer(mechanism(op, name)?)?)?
     } else if let Some(name) = op.strip_suffix("_core") {
         core_kernel(&case, name)?
     } else if op.ends_with("_chunk_bwd") {
@@ -136,7 +139,7 @@ fn usual_layer(mechanism: &'static Mechanism) -> Result<&'static Layer, CaseErro
 
 /// Sizes of a core.
 #[derive(Debug, Clone, Copy)]
-struct Sizes {
+pub(super) struct Sizes {
     batch: u64,
     tokens: u64,
     key_heads: u64,
@@ -148,7 +151,7 @@ struct Sizes {
 
 impl Sizes {
     /// `B`, `T`, `H`, `Hv`, `K`, `V`.
-    fn of(case: &Case<'_>) -> Result<Self, CaseError> {
+    pub(super) fn of(case: &Case<'_>) -> Result<Self, CaseError> {
         let key_heads = case.size("H")?;
         let key_dim = case.size("K")?;
         Ok(Sizes {
@@ -200,7 +203,7 @@ impl Sizes {
     }
 
     /// The usual layer of a mechanism at these sizes, with an f32 state.
-    fn layer(&self, usual: &Layer, activations: Dtype) -> Result<Layer, CaseError> {
+    pub(super) fn layer(&self, usual: &Layer, activations: Dtype) -> Result<Layer, CaseError> {
         self.check()?;
         let layer = Layer {
             batch: self.batch as usize,

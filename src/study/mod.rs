@@ -10,6 +10,7 @@ pub mod dump;
 pub mod hlo;
 pub mod interval;
 pub mod model;
+mod pallas;
 pub mod predict;
 pub mod probe;
 mod recurrence;

@@ -101,11 +101,11 @@ impl Unit for MatrixUnit {
         };
         let columns = if value_columns { n.div_ceil(value_parts) } else { n };
         occupancy.matrix += stream_cycles(chip, m, k, columns, dtype, passes);
-        // Passes of a decomposed product accumulate one after the other in the same array, but its row blocks can go to different ones.
+        // Passes of a decomposed product and its row blocks are products of their own, whose results the vector unit adds: they can go to different arrays.
         let row_blocks = (m as f64 / f64::from(chip.matrix_unit.rows)).ceil();
         occupancy.matrix_tiles = occupancy
             .matrix_tiles
-            .max(tiles(chip, k, columns).ceil() * row_blocks);
+            .max(tiles(chip, k, columns).ceil() * row_blocks * self::passes(chip, dtype, passes));
         occupancy.latency += chip.latency.matrix_result;
     }
 }

@@ -85,19 +85,23 @@ impl Unit for VectorUnit {
                 }
                 occupancy.latency += latency.vector;
             }
-            OpKind::Substitution { rows, columns } => {
+            OpKind::Substitution {
+                rows,
+                columns,
+                systems,
+            } => {
                 let columns = if value_columns {
                     columns.div_ceil(value_parts)
                 } else {
                     *columns
                 };
-                substitution(chip, *rows, columns, occupancy);
+                substitution(chip, *rows, columns, *systems, occupancy);
             }
             OpKind::Cholesky { rows } => {
                 // A column step is a substitution step with as many right-hand sides as rows, after the pivot went through the reciprocal root
                 // and the cross-lane unit, both of which are on the chain.
                 let pivots = *rows as f64;
-                substitution(chip, *rows, *rows, occupancy);
+                substitution(chip, *rows, *rows, 1, occupancy);
                 occupancy.vector[1] += pivots / slots.transcendental;
                 occupancy.vector[2] += pivots / slots.cross_lane;
                 occupancy.latency += pivots * (latency.transcendental + latency.cross_lane);
@@ -109,15 +113,17 @@ impl Unit for VectorUnit {
 /// Adds what substitution of `rows` rows with `columns` right-hand sides asks of the slots, and its chain.
 ///
 /// Each solved row is multiplied into the rows below it and subtracted. The coefficients of the system are known beforehand, so their way through
-/// the cross-lane unit is off the chain.
-fn substitution(chip: &Chip, rows: u64, columns: u64, occupancy: &mut Occupancy) {
+/// the cross-lane unit is off the chain: one spread over all lanes for a row, or, with several systems side by side, a gather for every register
+/// that is updated, whose lanes take the coefficients of their own system.
+fn substitution(chip: &Chip, rows: u64, columns: u64, systems: u64, occupancy: &mut Occupancy) {
     let slots = &chip.vector_unit.slots;
     let across = (columns as f64 / f64::from(chip.vector_unit.lanes)).ceil();
     let sublanes = u64::from(chip.vector_unit.sublanes);
     let below: u64 = (1..rows).map(|r| (rows - r).div_ceil(sublanes)).sum();
     let chain = rows.saturating_sub(1) as f64;
     occupancy.vector[0] += 2.0 * below as f64 * across / slots.alu;
-    occupancy.vector[2] += chain / slots.cross_lane;
+    let spreads = if systems > 1 { below as f64 * across } else { chain };
+    occupancy.vector[2] += spreads / slots.cross_lane;
     occupancy.latency += chain * chip.coefficient(Coefficient::SubstitutionStep) * chip.latency.vector;
 }
 

@@ -16,9 +16,12 @@ use crate::hardware;
 use crate::kernels::{Plan, Program};
 use crate::layer::{
     Attention, DecayGate, DeltaLog, FeatureMap, Forgetting, GramVariant, InitialState, InverseVariant, Layer,
-    Merge, OutputGate, Pass, PivotRow, ReadConvention, Readout, StateFormat, StateProducts, WhiteningSolver,
+    Merge, OutputGate, Pass, PivotRow, ReadConvention, Readout, Solve, StateFormat, StateProducts,
+    WhiteningSolver,
 };
-use crate::mechanisms::{self, Granularity, Mechanism, fields, gram_variants, tree_gram_variants};
+use crate::mechanisms::{
+    self, Granularity, Mechanism, SUBSTITUTION_BLOCK, fields, gram_variants, tree_gram_variants,
+};
 use crate::tree::{MOST_NODES, Tree, TreeError};
 
 /// A positive whole number up to [`LARGEST_EXTENT`].
@@ -216,6 +219,8 @@ struct LayerFile {
     inverse_precision: Option<Precision>,
     /// Terms of the series, with `inverse: neumann`.
     neumann_steps: Option<Size>,
+    /// What the inverse of a chunk is applied to.
+    solve: Option<Solve>,
     /// State that the delta rule predicts from.
     read: Option<ReadConvention>,
     /// Formula of the log decay.
@@ -1227,6 +1232,7 @@ fn layer(
     let pivot = defaults.or(file.pivot, "pivot", PivotRow::Middle);
     let inverse = defaults.or(file.inverse, "inverse", usual.inverse);
     let inverse_precision = defaults.or(file.inverse_precision, "inverse_precision", Precision::High);
+    let solve = defaults.or(file.solve, "solve", Solve::Wy);
     let read = defaults.or(file.read, "read", ReadConvention::Decayed);
     let decay_gate = defaults.or(file.decay_gate, "decay_gate", usual.decay_gate);
     let bounded = decay_gate == DecayGate::Bounded;
@@ -1407,6 +1413,7 @@ fn layer(
         inverse,
         inverse_precision,
         neumann_steps,
+        solve,
         read,
         decay_gate,
         decay_bound,
@@ -1468,6 +1475,14 @@ fn layer(
             ),
         );
     }
+    if layer.gram == GramVariant::Halving && chunk > 16 && !chunk.is_power_of_two() {
+        complain(
+            "chunk",
+            format!(
+                "`gram: halving` halves a chunk down to blocks of 16 rows; expected a power of two, found `{chunk}`"
+            ),
+        );
+    }
     let doubles = pass != Pass::Decode
         && matches!(
             inverse,
@@ -1475,9 +1490,18 @@ fn layer(
                 | InverseVariant::Newton
                 | InverseVariant::TwoLevel
                 | InverseVariant::BlockDoubling
+                | InverseVariant::PackedDoubling
         );
     let rows = layer.micro_steps().chunk;
-    if doubles && !rows.is_power_of_two() {
+    let expected = if inverse == InverseVariant::PackedDoubling && rows < 2 * SUBSTITUTION_BLOCK {
+        Some(format!(
+            "doubles blocks of {SUBSTITUTION_BLOCK} rows; expected a power of two from {} on",
+            2 * SUBSTITUTION_BLOCK
+        ))
+    } else {
+        (!rows.is_power_of_two()).then(|| "doubles its blocks; expected a power of two".to_owned())
+    };
+    if let Some(expected) = expected.filter(|_| doubles) {
         let found = if layer.tree.is_some() {
             format!("a tree of `{chunk}` tokens; use `inverse: blocked16` or `row_substitution`")
         } else if householder_steps == 1 {
@@ -1487,10 +1511,7 @@ fn layer(
         };
         complain(
             "chunk",
-            format!(
-                "`inverse: {}` doubles its blocks; expected a power of two, found {found}",
-                inverse.name()
-            ),
+            format!("`inverse: {}` {expected}, found {found}", inverse.name()),
         );
     }
     (errors.len() == before).then_some(layer)

@@ -26,6 +26,14 @@ const BINARY: [Function; 4] = [
     Function::Multiply,
     Function::Maximum,
 ];
+const MASKS: [Mask; 6] = [
+    Mask::Lower,
+    Mask::BlockCorner { half: 2 },
+    Mask::LowerPairs,
+    Mask::ColumnsBelow { end: 3 },
+    Mask::EvenBlocks { block: 2 },
+    Mask::EarlierHalf { half: 1 },
+];
 const PRECISIONS: [Precision; 3] = [Precision::Default, Precision::High, Precision::Highest];
 
 /// Appends the operation that `[kind, a, b, detail]` stand for, where the operands allow it.
@@ -52,12 +60,10 @@ fn append(builder: &mut Builder, values: &mut Vec<Value>, [kind, a, b, detail]: 
         7 => builder.reduce("r", ReduceFunction::Sum, a, choose(rank)),
         8 => builder.cumulative_sum("c", a, choose(rank)),
         9 => builder.cast("cast", a, FORMATS[choose(FORMATS.len())]),
-        10 => builder.select(
-            "s",
-            [Mask::Lower, Mask::BlockCorner { half: 2 }, Mask::LowerPairs][choose(3)],
-            a,
-            0.0,
-        ),
+        10 => builder.select("s", MASKS[choose(MASKS.len())], a, 0.0),
+        11 if rank > 2 && sa == sb && builder.ty(a) == builder.ty(b) => {
+            builder.choose("chosen", MASKS[choose(MASKS.len())], a, b)
+        }
         11 if rank > 1 => builder.transpose_minor("t", a),
         12 if dims[choose(rank)] > 1 => {
             let axis = choose(rank);

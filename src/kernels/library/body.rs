@@ -236,7 +236,12 @@ impl Body {
             vector_ops: PerDtype::of(Dtype::F32, ops / 2),
             ..Work::default()
         };
-        self.op(name, OpKind::Substitution { rows, columns }, count);
+        let kind = OpKind::Substitution {
+            rows,
+            columns,
+            systems: 1,
+        };
+        self.op(name, kind, count);
         self
     }
 

@@ -8,6 +8,7 @@ mod axis;
 pub mod bars;
 mod canvas;
 pub mod errors;
+pub mod kernels;
 mod marks;
 mod place;
 pub mod probe;
