@@ -5,6 +5,7 @@ bf16 pieces. Functions that take lists interleave their steps over the list: the
 """
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
@@ -205,3 +206,113 @@ def _repeated_squares(grams, identity, rows, passes):
         inverses = [x + dot_passes(x, a, passes) for x, a in zip(inverses, powers)]
         covered *= 2
     return inverses
+
+
+def spread_matrix(columns, rows=16):
+    """[columns, rows columns] NumPy of zeros and ones, for `substitution`: times a [.., columns] matrix, `rows` matrices side by side, of which
+    the j-th repeats column j of every group of `rows` columns over that group."""
+    source = np.arange(columns)[:, None]
+    lane = np.arange(rows * columns)[None, :]
+    return ((lane % columns) // rows * rows + lane // columns == source).astype(np.float32)
+
+
+def substitution(blocks, spread, rows=16):
+    """(I + A)⁻¹ of strictly lower triangular A of `rows` rows, by forward substitution in fp32 on the vector unit.
+
+    `blocks`: fp32 matrices [rows, columns], each with columns / rows such A side by side; the results have the same layout. One column of every A
+    at a time must be repeated over the columns of its A: the matrix unit does this, ahead of the substitution and for all `blocks` at once,
+    by `spread` (`spread_matrix` in bf16) and with A in two bf16 pieces.
+    """
+    columns = blocks[0].shape[1]
+    stacked = jnp.concatenate(split(jnp.concatenate(blocks, 0)), 0)
+    below = len(blocks) * rows
+    row = lax.broadcasted_iota(jnp.int32, (rows, columns), 0)
+    column = lax.broadcasted_iota(jnp.int32, (rows, columns), 1)
+    identity = jnp.where(column & (rows - 1) == row, 1.0, 0.0)
+    # Halves of eight rows, one vector register high: rows up to the current one do not change.
+    halves = [[identity[i : i + 8] for i in range(0, rows, 8)] for _ in blocks]
+    for j in range(rows - 1):
+        if j % 2 == 0:
+            # Two columns at a time: the matrix unit of the newer chips is 256 wide.
+            both = dot(stacked, spread[:, j * columns : (j + 2) * columns])
+            both = both[:below] + both[below:]
+        repeated = both[:, j % 2 * columns : (j % 2 + 1) * columns]
+        for n, x in enumerate(halves):
+            done = x[j // 8][j % 8 : j % 8 + 1]
+            for i in range((j + 1) // 8, rows // 8):
+                x[i] = x[i] - repeated[n * rows + 8 * i : n * rows + 8 * i + 8] * done
+    return [jnp.concatenate(x, 0) for x in halves]
+
+
+def _piecewise(streamed, stationary):
+    """Product of matrices given as one or two bf16 pieces each. Two pieces lie below each other on one side and side by side on the other, as
+    loading a stationary operand takes as long as streaming 128 rows, and its second half of 256 columns nothing."""
+    if len(streamed) == 1:
+        return dot(streamed[0], stationary[0])
+    rows, columns = streamed[0].shape[0], stationary[0].shape[1]
+    x = dot(jnp.concatenate(streamed, 0), jnp.concatenate(stationary, 1))
+    return x[:rows, :columns] + (x[:rows, columns:] + x[rows:, :columns])
+
+
+def _spread_blocks(x, size, kept):
+    """[columns, columns] with the `kept` blocks of the [size, columns] matrix x, which has blocks side by side, on the diagonal."""
+    columns = x.shape[1]
+    block = lax.div(lax.broadcasted_iota(jnp.int32, x.shape, 1), size)
+    zeros = jnp.zeros_like(x)
+    return jnp.concatenate([jnp.where(block == b, x, zeros) if b in kept else zeros for b in range(columns // size)], 0)
+
+
+def double_blocks(inverses, lowers, passes=3):
+    """Inverses of unit lower triangular blocks twice as high, from those of blocks of s rows: block doubling, X - (X F) X.
+
+    `inverses`: for each matrix of n rows, the inverses of its blocks of s rows side by side, fp32 [s, n]. `lowers`: for each matrix the blocks F
+    below them, of every second s rows, fp32 [n / 2, n], zero outside the s columns before the diagonal block. Returns fp32 [2 s, n]. As
+    the blocks lie side by side, what is streamed through the matrix unit is s rows and not n.
+    """
+    size, n = inverses[0].shape
+    block = lax.div(lax.broadcasted_iota(jnp.int32, (size, n), 1), size)
+    first = block & 1 == 0
+    pieces = 2 if passes == 3 else 1
+    firsts, seconds = range(0, n // size, 2), range(1, n // size, 2)
+    zeros = jnp.zeros((size, n), jnp.bfloat16)
+    halves = []
+    for x, lower in zip(inverses, lowers):
+        below = [split(rows, pieces) for rows in jnp.split(lower, len(seconds), 0)]
+        below = [jnp.concatenate([y for rows in below for y in (zeros, rows[piece])], 0) for piece in range(pieces)]
+        halves.append(split(_piecewise(split(jnp.where(first, 0.0, x), pieces), below), pieces))
+    out = []
+    for x, half in zip(inverses, halves):
+        change = _piecewise(half, [_spread_blocks(piece, size, firsts) for piece in split(x, pieces)])
+        out.append(jnp.concatenate([jnp.where(first, x, 0.0), jnp.where(first, -change, x)], 0))
+    return out
+
+
+def solve_halves(inverses, lowers, rights):
+    """(I + A)⁻¹ B of unit lower triangular matrices of n rows from the inverses of their two halves, by forward substitution of the halves.
+
+    `inverses`: those of the halves side by side, bf16 [n / 2, n]; `lowers`: the blocks between the halves, fp32 [n / 2, n], zero in the later
+    columns; `rights`: B in bf16 [n, m]. Returns pairs of fp32 [n / 2, m].
+    """
+    half = inverses[0].shape[0]
+    firsts = [dot(x[:, :half], b[:half]) for x, b in zip(inverses, rights)]
+    rests = [
+        (b[half:].astype(jnp.float32) - dot(a[:, :half].astype(jnp.bfloat16), y.astype(jnp.bfloat16))).astype(jnp.bfloat16)
+        for a, y, b in zip(lowers, firsts, rights)
+    ]
+    # The second inverse stays in its columns; those of the first one meet rows of zeros.
+    return [(y, dot(x, jnp.concatenate([jnp.zeros_like(z), z], 0))) for x, y, z in zip(inverses, firsts, rests)]
+
+
+def interleave(generators):
+    """Runs generators in lockstep, from one `yield` to the next, and returns what they return. Written for one unit of work and run so for many,
+    the same steps of all units lie together, and one's latency is another's work."""
+    generators = list(generators)
+    results, running = [None] * len(generators), list(range(len(generators)))
+    while running:
+        for n in list(running):
+            try:
+                next(generators[n])
+            except StopIteration as end:
+                results[n] = end.value
+                running.remove(n)
+    return results
