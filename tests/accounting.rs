@@ -146,7 +146,8 @@ fn transcendentals_per_token_match_the_worked_table() {
 #[test]
 fn gram_variants_have_the_transcendentals_of_their_formulas() {
     // Per head and chunk: scalar mask C^2; broadcast C^2 dk; pivots C dk (1 + NB); folded 2 C G; tile masks G C^2; causal pivots
-    // 136 NB dk on the diagonal plus 16 (NB - 1) dk + 8 NB (NB - 1) dk below it; halving 2 C dk and NB dk for each of log2 NB sizes.
+    // 136 NB dk on the diagonal plus 16 (NB - 1) dk + 8 NB (NB - 1) dk below it; halving 2 C dk, NB dk for each of
+    // log2 NB sizes, and from pivots to either end of the chunk.
     let (c, dk, nb, g) = (64_u64, 128_u64, 4_u64, 4_u64);
     let kda = |gram| layer("kda", &[&format!("layer.gram={gram}")]);
     let sla = |gram| {
@@ -168,7 +169,7 @@ fn gram_variants_have_the_transcendentals_of_their_formulas() {
             136 * nb * dk + 16 * (nb - 1) * dk + 8 * nb * (nb - 1) * dk,
         ),
         (kda("folded"), 2 * c * dk),
-        (kda("halving"), 2 * c * dk + 2 * nb * dk),
+        (kda("halving"), 2 * c * dk + (2 + 2) * nb * dk),
         (sla("folded"), 2 * c * g),
         (sla("tile_masks"), g * c * c),
     ];
@@ -221,6 +222,10 @@ fn halving_takes_a_product_for_the_diagonal_and_one_for_each_size_of_neighbours(
             .map(|(id, _)| node_work(&graph, id).vector_ops.total())
             .sum();
         assert_eq!(chosen, sizes * chunk * chunk * heads);
+        // Operands that meet the state take their factors from the pivots: no exponential of a token and channel but the decay of the chunk.
+        let beyond = [Stage::WyFactors, Stage::StateScan, Stage::Output]
+            .map(|stage| stages(&graph)(stage).transcendentals);
+        assert_eq!(beyond, [0, 128 * heads, 0]);
     }
 }
 

@@ -14,7 +14,7 @@
 //! ```
 
 use super::decode::{self, Beside, TokenDecay, TokenInputs};
-use super::gram::{self, Decays, GramOperands, expand};
+use super::gram::{self, Decays, GramOperands, Pivoted, expand};
 use super::layer::Qkv;
 use super::state::{decode_state, encode_state, initial_carry, state_operand};
 use super::{Core, DeltaRuleInputs, GramExponent, Recurrence, append_inverse, tree};
@@ -75,21 +75,25 @@ pub fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
         step: inputs.step,
         decays,
     };
-    let (a, p) = gram::append(b, layer.gram, layer.pivot, act, operands);
+    let (a, p, pivoted) = gram::append(b, layer.gram, layer.pivot, act, operands);
     let p = b.cast("P_operand", p, act);
 
     b.stage(Stage::Inverse);
     let t = append_inverse(b, layer.inverse, layer.inverse_precision, layer.neumann_steps, a);
 
     b.stage(Stage::WyFactors);
-    let factors = Factors::append(b, layer, &inputs, decays, t);
+    let factors = Factors::append(b, layer, &inputs, (decays, pivoted), t);
 
     b.stage(Stage::StateScan);
     let last = cumulative.map(|g| b.slice("G_C", g, 4, c - 1, 1));
-    let tail = cumulative
-        .zip(last)
-        .map(|(g, last)| b.subtract("G_C - G", last, g));
-    let x = decayed(b, "X", inputs.write_key, "e^(G_C - G)", tail);
+    let x = if let Some(pivoted) = pivoted {
+        gram::beyond_pivot(b, "X . e^(G_C - G)", pivoted.write, pivoted.to_end)
+    } else {
+        let tail = cumulative
+            .zip(last)
+            .map(|(g, last)| b.subtract("G_C - G", last, g));
+        decayed(b, "X", inputs.write_key, "e^(G_C - G)", tail)
+    };
     let x = b.cast("X_operand", x, act);
     let mut slices = factors.values();
     slices.push(x);
@@ -140,7 +144,10 @@ pub fn append(b: &mut Builder, layer: &Layer, inputs: DeltaRuleInputs) -> Core {
     b.stage(Stage::Output);
     let entry = decode_state(b, layer.state, &stacks[1..]);
     let operand = state_operand(b, layer, entry, &stacks[1..]);
-    let q = decayed(b, "Q", inputs.query, "e^G", decays.map(|d| d.query_cumulative));
+    let q = match pivoted {
+        Some(pivoted) => gram::beyond_pivot(b, "Q . e^G", pivoted.query, pivoted.from_start),
+        None => decayed(b, "Q", inputs.query, "e^G", decays.map(|d| d.query_cumulative)),
+    };
     let q = b.cast("Q_operand", q, act);
     let inter = b.matmul("Q S0", q, operand, layer.state_precision);
     let intra = b.matmul("P U", p, stacks[0], Precision::Default);
@@ -188,11 +195,20 @@ impl Factors {
         b: &mut Builder,
         layer: &Layer,
         inputs: &DeltaRuleInputs,
-        decays: Option<Decays>,
+        (decays, pivoted): (Option<Decays>, Option<Pivoted>),
         t: Value,
     ) -> Self {
         let act = layer.activations;
-        let before = decays.map(|d| d.read_cumulative);
+        let read = |b: &mut Builder, step: Option<Value>| {
+            let r = if let Some(pivoted) = pivoted {
+                let r = gram::beyond_pivot(b, "R . e^Gr", pivoted.read, pivoted.from_start);
+                stepped(b, "R", r, step)
+            } else {
+                let r = stepped(b, "R", inputs.read_key, step);
+                decayed(b, "R", r, "e^Gr", decays.map(|d| d.read_cumulative))
+            };
+            b.cast("R_operand", r, act)
+        };
         if layer.solve == Solve::Remainder {
             let t = match inputs.step {
                 Some(step) => {
@@ -202,8 +218,7 @@ impl Factors {
                 None => t,
             };
             let inverse = b.cast("T_operand", t, act);
-            let r = decayed(b, "R", inputs.read_key, "e^Gr", before);
-            let read = b.cast("R_operand", r, act);
+            let read = read(b, None);
             return Factors::Remainder {
                 inverse,
                 value: inputs.value,
@@ -213,9 +228,7 @@ impl Factors {
         let t = b.cast("T_operand", t, act);
         let y = stepped(b, "Y", inputs.value, inputs.step);
         let y = b.cast("Y_operand", y, act);
-        let r = stepped(b, "R", inputs.read_key, inputs.step);
-        let r = decayed(b, "R", r, "e^Gr", before);
-        let r = b.cast("R_operand", r, act);
+        let r = read(b, inputs.step);
         let u0 = b.matmul("U0", t, y, Precision::Default);
         let update = b.cast("U0_rounded", u0, act);
         let w = b.matmul("W", t, r, Precision::Default);

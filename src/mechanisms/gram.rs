@@ -43,15 +43,44 @@ pub(super) struct Decays {
     pub(super) query_cumulative: Value,
 }
 
+/// Operands relative to the pivots of their 16-row blocks, f32 `[B, Hk, R, N, C, dk]`, and what a block needs besides to meet the state, f32
+/// `[B, Hk, R, N, C / 16, 1, dk]`: no further exponential of a token and channel.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pivoted {
+    /// Queries.
+    pub(super) query: Value,
+    /// Read keys without step size.
+    pub(super) read: Value,
+    /// Write keys.
+    pub(super) write: Value,
+    /// `e^mu`, from the start of the chunk to the pivot: at most one.
+    pub(super) from_start: Value,
+    /// `e^(G_C - mu)`, from the pivot to the end of the chunk: at most one.
+    pub(super) to_end: Value,
+}
+
+/// The operand of [`Pivoted`] times the factor of its block, f32 `[B, Hk, R, N, C, dk]`.
+pub(super) fn beyond_pivot(b: &mut Builder, name: &str, operand: Value, factor: Value) -> Value {
+    let dims = b.dims(operand);
+    let blocks = b.dims(factor)[4];
+    let mut by_block = dims.clone();
+    by_block.splice(4..5, [blocks, dims[4] / blocks.max(1)]);
+    let operand = b.reshape(&format!("{name}_blocks"), operand, by_block);
+    let value = b.multiply(name, operand, factor);
+    b.reshape(&format!("{name}_rows"), value, dims)
+}
+
 /// The Gram matrices of the delta rule, `A = step . tril-1(read, write) [B, Hk, R, N, C, C]` and `P = tril0(query, write) [B, Hk, R, N, Cq, C]`
-/// in f32. With fewer queries than keys only the variants for one decay per head are built.
+/// in f32, and the operands relative to their pivots where the variant has them. With fewer queries than keys only the variants for one decay per
+/// head are built.
 pub(super) fn append(
     b: &mut Builder,
     variant: GramVariant,
     pivot: PivotRow,
     operand_dtype: Dtype,
     ops: GramOperands,
-) -> (Value, Value) {
+) -> (Value, Value, Option<Pivoted>) {
+    let mut pivoted = None;
     let (p, a) = match ops.decays {
         None => {
             let read = b.cast("R_rounded", ops.read, operand_dtype);
@@ -81,7 +110,32 @@ pub(super) fn append(
                 cumulative: decays.cumulative,
                 bound: None,
             };
-            let grams = all(b, variant, pivot, operand_dtype, operands);
+            let grams = if variant == GramVariant::Halving {
+                let halves = halving(b, pivot, operand_dtype, operands);
+                let mu = halves.mu;
+                let last = b.dims(decays.cumulative)[4] - 1;
+                let dk = b.shape(ops.write).from_end(0);
+                let last = b.slice("G_C", decays.cumulative, 4, last, 1);
+                let mut dims = b.dims(last);
+                dims.insert(4, 1);
+                let last = b.reshape("G_C_blocks", last, dims);
+                let to_end = b.subtract("G_C - mu", last, mu);
+                let [from_start, to_end] =
+                    [("e^mu", mu), ("e^(G_C - mu)", to_end)].map(|(name, exponent)| {
+                        let factor = b.exp(name, exponent);
+                        expand(b, name, factor, dk)
+                    });
+                pivoted = Some(Pivoted {
+                    query: halves.rows[0],
+                    read: halves.rows[1],
+                    write: halves.columns[0],
+                    from_start,
+                    to_end,
+                });
+                halves.grams
+            } else {
+                all(b, variant, pivot, operand_dtype, operands)
+            };
             (grams[0], grams[1])
         }
     };
@@ -91,7 +145,7 @@ pub(super) fn append(
         Some(step) => b.multiply("A", a, step),
         None => a,
     };
-    (a, p)
+    (a, p, pivoted)
 }
 
 /// Keeps what a row may see of `value [.., r, c]`: columns `j < (i + 1) c / r` of row `i`.
@@ -159,7 +213,7 @@ pub(super) fn all(
         GramVariant::PivotCausal => causal_pivots(b, operand_dtype, ops),
         GramVariant::Folded => folded(b, pivot, operand_dtype, ops),
         GramVariant::TileMasks => tile_masks(b, operand_dtype, ops),
-        GramVariant::Halving => halving(b, pivot, operand_dtype, ops),
+        GramVariant::Halving => halving(b, pivot, operand_dtype, ops).grams,
     }
 }
 
@@ -389,13 +443,25 @@ fn pivots(b: &mut Builder, pivot: PivotRow, dtype: Dtype, ops: Operands) -> Vec<
     grams
 }
 
+/// What [`halving`] appends.
+struct Halves {
+    /// The Gram of every row operand with every column operand, rows outermost.
+    grams: Vec<Value>,
+    /// Row operands relative to the pivots of their blocks, f32 `[B, Hk, R, N, C, dk]`.
+    rows: Vec<Value>,
+    /// Column operands, likewise.
+    columns: Vec<Value>,
+    /// Pivots `[B, Hk, R, N, C / 16, 1, g]`, f32.
+    mu: Value,
+}
+
 /// Rows relative to the pivot of their own 16-row block, for the diagonal blocks; for neighbours of `s = 16, 32, ..` rows both operands go on from
 /// their pivots to the border, the last row of the earlier neighbour, by one factor a block, which is at most one:
 /// `e^(G_i - G_j) = e^(Gr_i - mu_i) e^(mu_i - G_border) . e^(G_border - mu_j) e^(mu_j - G_j)`.
 ///
 /// A product has all later rows and all earlier columns of a size; what belongs to no pair of neighbours is dropped. Columns that are in no earlier
 /// neighbour are zeros, so that the others keep their place.
-fn halving(b: &mut Builder, pivot: PivotRow, dtype: Dtype, ops: Operands) -> Vec<Value> {
+fn halving(b: &mut Builder, pivot: PivotRow, dtype: Dtype, ops: Operands) -> Halves {
     let dims = b.dims(ops.columns[0].operand);
     let (c, dk) = (dims[4], dims[5]);
     let block = PIVOT_BLOCK.min(c);
@@ -536,7 +602,12 @@ fn halving(b: &mut Builder, pivot: PivotRow, dtype: Dtype, ops: Operands) -> Vec
         }
         size *= 2;
     }
-    grams
+    Halves {
+        grams,
+        rows,
+        columns,
+        mu,
+    }
 }
 
 /// Pivots only below the diagonal blocks (pivot: first row of the block, so no exponent is positive); diagonal blocks

@@ -68,7 +68,7 @@ pub(super) fn append(b: &mut Builder, layer: &Layer, tree: &Tree, inputs: DeltaR
     let t = append_inverse(b, layer.inverse, layer.inverse_precision, layer.neumann_steps, a);
 
     b.stage(Stage::WyFactors);
-    let factors = Factors::append(b, layer, &inputs, decays, t);
+    let factors = Factors::append(b, layer, &inputs, (decays, None), t);
 
     b.stage(Stage::StateScan);
     let value = b.dims(inputs.value);
