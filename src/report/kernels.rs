@@ -166,3 +166,34 @@ pub fn programs(rows: &[Row]) -> Table {
     }
     table
 }
+
+/// What single choices cost, chip by chip: the factor of the schedule, in brackets that of the fast model.
+#[must_use]
+pub fn changes_by_chip(changes: &[Change]) -> Table {
+    let mut chips: Vec<&str> = changes.iter().map(|change| change.chip.as_str()).collect();
+    chips.sort_unstable();
+    chips.dedup();
+    let first = [Column::text("choice", "choice"), Column::text("value", "value")];
+    let of_chips = chips.iter().map(|chip| Column::number(*chip, *chip));
+    let mut table = Table::new(first.into_iter().chain(of_chips));
+    let mut rows: Vec<(&str, &str)> = Vec::new();
+    for change in changes {
+        let row = (change.choice, change.value.as_str());
+        if !rows.contains(&row) {
+            rows.push(row);
+        }
+    }
+    for (choice, value) in rows {
+        let cells = chips.iter().map(|chip| {
+            let change = changes
+                .iter()
+                .find(|change| change.chip == *chip && change.choice == choice && change.value == value);
+            change.map_or_else(Cell::none, |change| match change.predicted_factor {
+                Some(predicted) => Cell::from(format!("{:.2} ({predicted:.2})", change.factor)),
+                None => Cell::from(format!("{:.2}", change.factor)),
+            })
+        });
+        table.row([Cell::from(choice), Cell::from(value)].into_iter().chain(cells));
+    }
+    table
+}
