@@ -11,9 +11,9 @@ A function is named by its module (`package.module` or a `.py` file) and its nam
 program: it is called with the options, and returns the function to compile and its arguments. Integer arrays
 that a Pallas kernel needs while it runs (scalar prefetch) are given to `tpusim dump --scalars`, see docs/formats.md.
 
-Needs `pip install -r requirements.txt` (JAX and libtpu; no TPU, no accelerator). The compiler writes up to a
-gigabyte of stages, into a temporary folder that is deleted; a few megabytes are kept: listings of kernels,
-their tables of slots, the optimised HLO, and meta.json with the versions, the options and the command.
+Needs `pip install -r requirements.txt` (JAX and libtpu; no TPU, no accelerator). The compiler writes into a
+temporary folder that is deleted; a few megabytes are kept: listings of kernels, their tables of slots, the
+optimised HLO, and meta.json with the versions, the options and the command.
 
 Exit codes: 0 done, 1 the compiler wrote no listing, 2 bad input, 3 the program does not compile for the chip;
 of 2 and 3 the last line on stderr is the reason.
@@ -53,6 +53,8 @@ KEPT = (
 )
 
 
+# Stages whose texts the compiler writes: the others are up to a gigabyte.
+KEPT_STAGES = ".*(final_bundles|static-per-bundle).*"
 # The parameter of a function that makes a program by which it learns the chip.
 CHIP = "chip"
 # Longest reason of a failure, in characters.
@@ -100,15 +102,18 @@ def arguments():
     return parser.parse_args()
 
 
-def prepare(folder, chip, flags):
-    """Environment of the compiler; it is read when JAX first loads libtpu."""
+def prepare(folder, chip, flags, everything=False):
+    """Environment of the compiler; it is read when JAX first loads libtpu. With `everything` it writes every stage, else those that are kept."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     # Ask no metadata server which TPU this machine has.
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     # No chip is taken, so that several compilers may run at a time.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true {flags}".strip()
+    dump = [f"--xla_jf_dump_to={folder}", "--xla_jf_dump_llo_text=true"]
+    if not everything:
+        dump.append(f"--xla_jf_dump_llo_pass_label_regex={KEPT_STAGES}")
+    os.environ["LIBTPU_INIT_ARGS"] = " ".join([*dump, flags]).strip()
     try:
         from jax.experimental import topologies
 
@@ -318,7 +323,7 @@ def main():
     scratch = Path(tempfile.mkdtemp(prefix="tpu-dump-"))
     start = time.time()
     try:
-        topology = prepare(scratch, args.chip, args.xla_flags)
+        topology = prepare(scratch, args.chip, args.xla_flags, args.keep_all is not None)
         device = topology.devices[0]
         try:
             if stablehlo:

@@ -52,7 +52,7 @@ ROOT = HERE.parents[2]
 RESULTS = ROOT / "measurements" / "compiled"
 COLUMNS = ("name", "chip", "function", "options", "reason", "source_digest", "command")
 # What a compiler may write for one program.
-SCRATCH_BYTES = 2 << 30
+SCRATCH_BYTES = 1 << 30
 DOES_NOT_COMPILE = 3  # exit code of dump.py
 
 
@@ -241,7 +241,7 @@ def compile_one(case, scratch, tpusim, limit):
 
 
 def scratch_parent(chosen):
-    """A folder for what the compiler writes: memory where there is enough of it, since it writes up to a gigabyte and reads it once."""
+    """A folder for what the compiler writes, which is read once: memory where there is enough of it."""
     if chosen:
         return chosen
     memory = Path("/dev/shm")
