@@ -7,11 +7,11 @@ in chunks of `chunk` tokens. In a chunk, with G the running sums of the log deca
     A = tril₋₁(beta K e^(G - G') Kᵀ),  P = tril(Q e^(G - G') Kᵀ),  W = (I + A)⁻¹ beta K e^G,  U = (I + A)⁻¹ beta V - W S
     O = (Q e^G) S + P U,  S <- e^(G_last) S + (K e^(G_last - G))ᵀ U
 
-The factor e^(G_i - G_j) of a pair of tokens depends on the channel, so it cannot be applied after the product; and e^G e^-G overflows. Here each block
-of `pivot_rows` tokens has a pivot, its middle token: within the block both factors are taken from there. Between blocks the factors are halved
-in turn, as in block doubling: of two neighbours of s tokens, the later one decays from the border, the earlier one to the border, and no factor
-grows. The border is the first pivot of the later neighbour, whose block then needs no factor of its own. All of them come from two exponentials a token and channel, times one number a block and channel; the sums of log decays
-inside the exponentials are one product with a constant matrix of -1, 0 and 1. So decays of up to 88 / (pivot_rows / 2) = 11 nats a token stay finite.
+The factor e^(G_i - G_j) of a pair of tokens depends on the channel, so it cannot be applied after the product; and e^G e^-G overflows. Here each
+block of `pivot_rows` tokens has a pivot, its middle token: within the block both factors are taken from there. Between blocks, of two neighbours
+of s, 2 s, 4 s.. tokens the later one decays from the first pivot it has, and the earlier one up to there: factors only shrink. All of them come
+from two exponentials a token and channel, times one number a block and channel; the sums of log decays inside the exponentials are one product
+with a constant matrix of -1, 0 and 1. Decays of up to 88 / (pivot_rows / 2) = 11 nats a token stay finite.
 
 The inverse of I + A: forward substitution in blocks of `pivot_rows` (the vector unit), then block doubling (the matrix unit).
 """
@@ -45,8 +45,13 @@ BF16, F32 = jnp.bfloat16, jnp.float32
 STATE_FORMATS = {"f32": F32, "bf16": BF16}
 # Chunks of heads whose products are computed side by side, of those of a program.
 UNITS_TOGETHER = 4
-# Bytes of VMEM that the compiler may give a kernel.
+# Bytes of VMEM that the compiler may give a kernel, if the chip has them: more than it takes unasked.
 VMEM_LIMIT = 100 << 20
+# Heads of a program that suit a chip, the best of those compiled (README): the more chunks side by side, the less the latency of products shows.
+# A v4 has 16 MiB of VMEM, and was tried with 4 and 8.
+HEADS_PER_PROGRAM = {"tpu-v4": 8, "tpu-v5e": 16, "tpu-v5p": 16, "tpu-v6e": 16, "tpu-v7x": 16}
+# Chips of which JAX shows two cores as one device, between which the groups of heads can be shared out.
+TWO_CORES = ("tpu-v4", "tpu-v5p")
 
 
 def _levels(chunk, rows):
@@ -57,9 +62,9 @@ def _levels(chunk, rows):
 def sums_matrix(chunk, rows):
     """NumPy matrix of -1, 0 and 1 that, times the log decays [chunk, HEAD] of a chunk, gives every exponent that its factors need.
 
-    Row t < chunk: from the pivot of t's block to t. Then, a row a block: for each size s of `_levels`, between the block's pivot and the first pivot of
-    the later of its pair of neighbours; from the start of the chunk to the pivot; from the pivot to the end of the chunk. Last, the whole chunk.
-    Padded to a multiple of 16 rows.
+    Row t < chunk: from the pivot of t's block to t. Then, a row a block: for each size s of `_levels`, between the block's pivot and the first pivot
+    of the later of its pair of neighbours; from the start of the chunk to the pivot; from the pivot to the end of the chunk. Last, the whole
+    chunk. Padded to a multiple of 16 rows.
     """
     token = np.arange(chunk)
     between = lambda first, last: ((token > first) & (token <= last)).astype(np.float32)
@@ -83,8 +88,8 @@ def sums_matrix(chunk, rows):
 class _Masks:
     """Which entries of the products of a block of rows belong to it; the same for every chunk and head.
 
-    `blocks`: for each block of rows, the entries of its diagonal block below and on or below the diagonal, and the columns from there on. `pairs`: for
-    each size of neighbours, for each block, the columns from the start of its pair on, and those of the earlier of the pair.
+    `blocks`: for each block of rows, the entries of its diagonal block below the diagonal, those on or below it, and the columns from there on.
+    `pairs`: for each size of neighbours, for each block, the columns from the start of its pair on, and those of the earlier of the pair.
     """
 
     def __init__(self, chunk, rows):
@@ -230,8 +235,8 @@ class _Form:
 
 
 def _inputs(refs, tails, form):
-    """q, k, v, log2 decays and beta of every chunk of a program in fp32, convolution, gate and norm applied. `refs`: q, k, v, decay, beta and, where they
-    are asked for, gate and convolution. `tails`: the last rows of q, k and v before this program."""
+    """q, k, v, log2 decays and beta of every chunk of a program in fp32, convolution, gate and norm applied. `refs`: q, k, v, decay, beta and, where
+    they are asked for, gate and convolution. `tails`: the last rows of q, k and v before this program."""
     wide, beta_ref, rest = refs[:4], refs[4], list(refs[5:])
     gate_ref = rest.pop(0) if form.gate else None
     weights_ref = rest.pop(0) if form.convolution else None
@@ -251,8 +256,8 @@ def _inputs(refs, tails, form):
 
 
 def _convolution(x, before, weights):
-    """SiLU of the causal convolution of each column of x [chunk, HEAD], with the rows before it, [TAIL, HEAD]. `weights`: [TAPS, HEAD], halved, the last one
-    for the token itself."""
+    """SiLU of the causal convolution of each column of x [chunk, HEAD], with the rows before it, [TAIL, HEAD]. `weights`: [TAPS, HEAD], halved, the
+    last one for the token itself."""
     x = jnp.concatenate([before.astype(F32)[TAIL // 2 :], x], 0)
     half = x * weights[TAPS - 1 :]
     for back in range(1, TAPS):
@@ -382,8 +387,8 @@ def kda(
     q, k, v [tokens, heads HEAD], decay [tokens, heads HEAD] in nats (at most 0), beta [tokens, heads]. Returns the outputs [tokens, heads HEAD] in
     `out_dtype`, with `final_state` also the states [heads, HEAD keys, HEAD values] fp32, the layout of `initial_state`.
 
-    convolution: three weights [TAPS, heads HEAD], for q, k and v; they then are what goes into causal convolutions, each followed by SiLU. The last weight
-    is that of the token itself; before the first token are zeros.
+    convolution: three weights [TAPS, heads HEAD], for q, k and v; they then are what goes into causal convolutions, each followed by SiLU. The last
+    weight is that of the token itself; before the first token are zeros.
     gate: (a_log [heads], bias [heads HEAD]); `decay` is then what goes into the gate, lower_bound sigmoid(exp(a_log) (decay + bias)).
     qk_norm: q and k are brought to length one and q is scaled by HEAD^-1/2, inside.
     kernels: 1, or 2, of which the first does all that does not need the state and leaves it in HBM.
@@ -404,7 +409,17 @@ def kda(
     if kernels not in (1, 2):
         raise ValueError(f"kernels: 1 or 2, not {kernels}")
     form = _Form(
-        chunk, chunks_per_program, group, pivot_rows, inverse_passes, convolution is not None, gate is not None, qk_norm, lower_bound, initial_state is not None, final_state
+        chunk=chunk,
+        chunks=chunks_per_program,
+        heads=group,
+        rows=pivot_rows,
+        passes=inverse_passes,
+        convolution=convolution is not None,
+        gate=gate is not None,
+        norm=qk_norm,
+        lower_bound=lower_bound,
+        state_in=initial_state is not None,
+        state_out=final_state,
     )
     block = chunk * chunks_per_program
     padded = -(-tokens // block) * block
@@ -467,8 +482,12 @@ def kda(
     return out[0][:tokens]
 
 
-def program(tokens=8192, heads=32, gated=True, convolution=False, **options):
-    """`kda` at the size of the paper, for dump.py: the function and the shapes of its arguments. `gated`: gate and norm inside; `convolution`: that too."""
+def program(chip="tpu-v7x", tokens=8192, heads=32, gated=True, convolution=False, **options):
+    """`kda` at the size of the paper, for dump.py: the function and the shapes of its arguments. `gated`: gate and norm inside; `convolution`: that
+    too. Heads of a program and cores are those that suit `chip`, unless `options` of `kda` say otherwise."""
+    if chip not in HEADS_PER_PROGRAM:
+        raise ValueError(f"chip: one of {', '.join(HEADS_PER_PROGRAM)}, not {chip}")
+    options = {"heads_per_program": HEADS_PER_PROGRAM[chip], "parallel_heads": chip in TWO_CORES, **options}
     shape = jax.ShapeDtypeStruct
     wide = lambda dtype: shape((tokens, heads * HEAD), dtype)
     args = [wide(BF16), wide(BF16), wide(BF16), wide(BF16 if gated else F32), shape((tokens, heads), F32)]

@@ -1,7 +1,8 @@
 """Public kernels of the field as programs for dump.py: Tokamax's KDA, and its causal convolution fused with gated delta net (GDN) or with KDA.
 
-They are not part of this project. `pip install tokamax==0.0.17 libtpu==0.0.50.1` brings them (Apache-2.0, Python 3.12), with JAX 0.11.1 or newer and not
-the version that requirements.txt pins; libtpu, which makes the schedule, is the same.
+They are not part of this project. `pip install tokamax==0.0.17 libtpu==0.0.50.1` brings them (Apache-2.0, Python 3.12), with JAX 0.11.1 or newer and
+not the version that requirements.txt pins; libtpu, which makes the schedule, is the same. Tokamax offers them on TPU v6e and newer; here they are
+handed to the compiler for the older chips too.
 
 Each function returns (function, shapes of the arguments). Tokamax asks JAX which TPU it runs on; here there is none, so `chip` says what the program
 is going to be compiled for.
@@ -53,7 +54,10 @@ def kda(chip, tokens=8192, heads=32, gated=True):
 
 
 def _convolution_and_delta_rule(chip, attention, tokens, key_heads, value_heads, state_format):
-    """One sequence from its start through Tokamax's fused kernel: convolution of width 4 and SiLU, norm, gate, delta rule."""
+    """One sequence from its start through Tokamax's fused kernel: convolution of width 4 and SiLU, norm, gate, delta rule.
+
+    The kernel reads the number of its tiles while it runs: without `scalars.json` (`tpusim dump --scalars`) `tpusim dump` times one tile.
+    """
     from tokamax._src.ops.causal_conv1d_gated_delta_rule import config, wrapper
 
     _pretend(chip)

@@ -1,9 +1,8 @@
 """The KDA kernels in interpret mode on the CPU, against the token by token recurrence in float64.
 
-Tolerances. Operands of products are rounded to bf16, a relative error of 2^-9 / sqrt(3) = 1.1e-3 root mean square each. An output is a sum over products of
-about four rounded operands on each of its two paths (state, chunk), some of them products themselves: sqrt(2 x 4) x 1.1e-3 = 3.2e-3, to which
-the roundings inside the inverse add. With keys of expected cosine c, the inverse amplifies: its rows sum up to what (1 - c)^-1/2 does to
-differences of keys, 1.4 at c = 1/2.
+Tolerances. An operand of a product is rounded to bf16, a relative error of 2^-9 / sqrt(3) = 1.1e-3 root mean square. On the way of an output lie about
+ten such roundings that add independently (q, k, beta k with their decays, beta v, P, inverse, W, U twice, state): sqrt(10) x 1.1e-3 = 3.6e-3.
+Keys of expected cosine c leave differences of relative size (1 - c)^1/2 for the inverse to work with, and errors grow by its reciprocal.
 """
 
 import os
@@ -140,7 +139,7 @@ def test_convolution_gate_and_norm_inside(options):
     assert reference.relative_rms(out, expected) < (TOLERANCE**2 + rounding**2) ** 0.5
 
 
-@pytest.mark.parametrize("options, said", [({"chunk": 48}, "chunk"), ({"inverse_passes": 2}, "inverse_passes"), ({"heads_per_program": 3}, "columns of q")])
+@pytest.mark.parametrize("options, said", [({"chunk": 48}, "chunk"), ({"inverse_passes": 2}, "inverse_passes"), ({"heads_per_program": 3}, "columns")])
 def test_bad_options_are_named(options, said):
     with pytest.raises(ValueError, match=said):
         run(inputs(64, heads=2), **options)
