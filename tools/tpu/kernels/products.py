@@ -161,10 +161,10 @@ def inverse(grams, chunk, method="packed_doubling", passes=3, steps=4, start=16)
     """(I + A)⁻¹ of each strictly lower triangular A of `grams`, fp32 [n, n] with blocks of `chunk` rows on the diagonal.
 
     `packed_doubling`: exact; blocks of `start` rows (16 or more) by substitution on the vector unit, then doubling as below, with the blocks
-    side by side so that a product streams as many rows as one block has. `block_doubling`: exact, 2 (log2 chunk - 1) dependent products; the inverse of a block of 2 s rows follows from those of its halves,
-    X - (X F) X with F the lower left block. `hybrid`: blocks of `start` rows by repeated squares, then doubling. `product`:
-    (I - A)(I + A²)(I + A⁴).., exact in exact arithmetic, useless where keys are alike. `neumann`: `steps` terms of the series, not exact.
-    `none`: I - A, to measure what the inverse costs.
+    side by side so that a product streams as many rows as one block has. `block_doubling`: exact, 2 (log2 chunk - 1) dependent products; the
+    inverse of a block of 2 s rows follows from those of its halves, X - (X F) X with F the lower left block. `hybrid`: blocks of `start` rows
+    by repeated squares, then doubling. `product`: (I - A)(I + A²)(I + A⁴).., exact in exact arithmetic, useless where keys are alike.
+    `neumann`: `steps` terms of the series, not exact. `none`: I - A, to measure what the inverse costs.
     """
     n = grams[0].shape[0]
     identity = _identity(n)

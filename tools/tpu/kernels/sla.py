@@ -532,9 +532,9 @@ def layer(plan, q, k, v, gates, weights, parameters, initial=None, final=False, 
 # The same stages as kernels of their own, with what passes between them in HBM: what fusing gains can be compiled and compared.
 
 
-def _solve_kernel(q_ref, k_ref, v_ref, gates_ref, over_channels, over_rows, sums_ref, queries_ref, writes_ref, w_ref, updates_ref, products_ref, *, plan):
+def _solve_kernel(q_ref, k_ref, v_ref, gates_ref, *refs, plan):
     """Ops 3 to 5."""
-    spread = over_channels, over_rows
+    spread, (sums_ref, queries_ref, writes_ref, w_ref, updates_ref, products_ref) = refs[:2], refs[2:]
     gates = gates_ref[...].reshape(plan.heads_per_program * plan.gate_rows, plan.tokens)
     q, k = (functools.partial(_columns, ref, width=plan.key_dim) for ref in (q_ref, k_ref))
     sums = _running_sums(plan, gates)
@@ -653,7 +653,8 @@ def program(
 ):
     """A function to compile and the shapes of its arguments, by default at the size of the SLA paper's tables; `options` are those of `Plan`.
 
-    Heads per program are those of `chip` unless given. `front`: `layer`; `stages`: `attention_in_stages`; else `attention`. `initial`, `final`: with states before and after.
+    Heads per program are those of `chip` unless given. `front`: `layer`; `stages`: `attention_in_stages`; else `attention`.
+    `initial`, `final`: with states before and after.
     """
     if heads_per_program is None:
         if chip not in HEADS_PER_PROGRAM:
