@@ -19,6 +19,7 @@ sweep.toml lists programs; each is compiled for its chips, and each of its varia
     family = "SLA"
     options = { chunk = 128 }
     case = ["op", "params", "dtype"]    # of `tpusim predict`, without its variants; may be left out
+    scalars = { kernel = { 0 = [64] } } # run-time data by kernel and operand, see docs/formats.md; may be left out
     needs = "module"                    # left out where this Python has no such module
     chip_options = { tpu-v4 = { heads_per_program = 4 } }  # where a chip differs; variants come after them
     chips = ["tpu-v7x"]                 # may be left out: those of the file
@@ -67,6 +68,7 @@ class Case:
     options: tuple
     predicted: tuple
     needs: str
+    scalars: str
 
     def digest(self):
         """Digest of its sources as they are now."""
@@ -127,12 +129,15 @@ def cases(path):
             fail(f"{path}: `{name}` is declared twice")
         predicted = () if change else tuple(program.get("case", ()))
         kernel = (program["function"], program["family"])
-        found[name] = Case(name, chip, *kernel, tuple(options.items()), predicted, program.get("needs", ""))
+        scalars = json.dumps(program["scalars"]) if "scalars" in program else ""
+        found[name] = Case(name, chip, *kernel, tuple(options.items()), predicted, program.get("needs", ""), scalars)
 
-    optional = ("options", "chip_options", "case", "needs", "chips", "variants", "variant_chips")
+    optional = ("options", "chip_options", "case", "needs", "scalars", "chips", "variants", "variant_chips")
     for number, program in enumerate(declared["program"], 1):
         table(f"{path}: program {number}", program, ("name", "function", "family"), optional)
     for program in declared["program"]:
+        if "scalars" in program and program.get("variants"):
+            fail(f"{path}: `{program['name']}` has scalars, which are those of one size, and variants")
         for chip in program.get("chips", declared["chips"]):
             add(program, chip, {})
     chips = dict.fromkeys(chip for program in declared["program"] for chip in program.get("variant_chips", declared["variant_chips"]))
@@ -225,6 +230,8 @@ def compile_one(case, scratch, tpusim, limit):
             return None, last_line(done.stderr).partition(f"does not compile for {case.chip}: ")[2]
         if done.returncode != 0:
             raise Broken(last_line(done.stderr))
+        if case.scalars:
+            (folder / "scalars.json").write_text(case.scalars)
         line = scratch / f"{case.name}.jsonl"
         done = subprocess.run(
             [tpusim, "dump", str(folder), "--schedules", str(line), "--force", "--quiet", "--format", "json"],

@@ -50,6 +50,7 @@ def test_variants_change_some_options_of_their_program(tmp_path):
         (LIST.replace("family", "famly"), "unknown key `famly`"),
         (LIST.replace('name = "sla"', ""), "`name` is missing"),
         (LIST + LIST[LIST.index("[[program]]") :], "`tpu-v7x-sla` is declared twice"),
+        (LIST + "scalars = { sla = { 0 = [64] } }", "scalars, which are those of one size"),
         (LIST + "[[program", "list.toml"),
     ],
 )
