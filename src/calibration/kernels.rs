@@ -263,7 +263,10 @@ fn row(
     );
     let time = program_time(schedule, KERNELS_NAME, &machine, constants)?;
     let case = case_of(schedule);
-    let predict = |chip: &Chip| predict::case(&as_row(case.as_ref()?, &time), chip).ok();
+    let predict = |chip: &Chip| {
+        let chip = chip.with_cores(time.cores_used.unwrap_or(device_cores)).ok()?;
+        predict::case(&as_row(case.as_ref()?, &time), &chip).ok()
+    };
     let predicted = predict(unseen);
     let predicted_us = predicted.as_ref().map(|predicted| predicted.predicted_us);
     Ok(Row {

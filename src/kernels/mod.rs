@@ -175,6 +175,9 @@ pub struct Implementation {
     pub exposed_loads: f64,
     /// Most units that interleave in a program, where the kernel takes as many as fit: the heads of a chunk, whose chunks are programs of their own.
     pub most_units: Option<u64>,
+    /// Whether the kernel is written so that the units of a program go through every step side by side: a unit goes on as soon as its own operand is there, where
+    /// otherwise the copies of an operation stay together.
+    pub interleaved: bool,
 }
 
 /// One launch.

@@ -106,7 +106,10 @@ pub(super) fn launches(case: &Case<'_>, usual: &Layer) -> Result<Vec<Launch>, Ca
         });
     }
     let padding = 1.0 - layer.tokens as f64 / layer.padded_tokens() as f64;
-    let kernels = Lowerer::new(&graph, core.value, padding).lower(&plan);
+    let mut kernels = Lowerer::new(&graph, core.value, padding).lower(&plan);
+    for kernel in &mut kernels {
+        kernel.implementation.interleaved = true;
+    }
     Ok(kernels.into_iter().map(Launch::from).collect())
 }
 

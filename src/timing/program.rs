@@ -329,6 +329,7 @@ pub struct Schedule {
     by_time: Vec<usize>,
     mxu: Vec<Slot>,
     vector: [Slot; 4],
+    interleaved: bool,
 }
 
 impl Schedule {
@@ -342,6 +343,7 @@ impl Schedule {
         grid: Grid,
         cut: Cut,
     ) {
+        self.interleaved = kernel.implementation.interleaved;
         self.groups.clear();
         self.after.clear();
         self.held.clear();
@@ -466,10 +468,17 @@ impl Schedule {
 
         let (mut ready, mut wait, mut operand) = (0.0_f64, Wait::Start, None);
         let tail = longest * (1.0 - copies.recip());
+        let mut last_there = 0.0_f64;
         for &j in &self.after[from..] {
             let producer = &self.groups[j];
-            // First copy after the first, last copy after the last.
-            let there = producer.first_result.max(producer.last_result - tail);
+            // First copy after the first, last copy after the last. Copies that stay together wait for each other.
+            let together = producer.last_result - tail;
+            let there = if self.interleaved {
+                last_there = last_there.max(producer.last_result);
+                producer.first_result
+            } else {
+                producer.first_result.max(together)
+            };
             if there > ready {
                 ready = there;
                 wait = if producer.latency > 0.0 {
@@ -506,7 +515,9 @@ impl Schedule {
             });
         }
         let start = if start.is_finite() { start } else { ready };
-        let end = end.max(start);
+        // Interleaved, a lane is charged from the first copy on, and the last copy comes when its own operand does.
+        let end = end.max(start).max(last_there + (longest - tail).min(last_there));
+        let of_first = if self.interleaved { longest } else { end - start };
         self.groups.push(Group {
             op,
             chunk,
@@ -516,7 +527,7 @@ impl Schedule {
             start,
             end,
             latency: cost.latency,
-            first_result: start + (end - start) / copies + cost.latency,
+            first_result: start + of_first / copies + cost.latency,
             last_result: end + cost.latency,
             operand,
         });
