@@ -6,6 +6,10 @@ use std::error::Error;
 use tpusim::calibration::kernels::{self, Row};
 use tpusim::dtype::Dtype;
 use tpusim::hardware;
+use tpusim::kernels::{Lowerer, Plan, Program};
+use tpusim::mechanisms;
+use tpusim::timing::time_kernel;
+use tpusim::workload;
 
 type Tested = Result<(), Box<dyn Error>>;
 
@@ -127,6 +131,43 @@ fn four_generations_are_compared() -> Tested {
             "{}: `{label}`",
             row.time.name
         );
+    }
+    Ok(())
+}
+
+/// Units that go through every step side by side wait for less than copies of an operation that stay together, and no lane works more than one cycle a cycle.
+#[test]
+fn interleaving_is_never_slower_and_never_faster_than_the_busiest_lane() -> Tested {
+    for name in ["sla_r4", "kda", "gdn"] {
+        let (workload, _) = workload::load::<&str>(name, &[])?;
+        let graph = mechanisms::build(&workload.layer)?;
+        for heads in [1, 2, 8] {
+            let plan = Plan::named("fused", Program { heads, chunks: 2 }).ok_or("no plan")?;
+            let kernels = Lowerer::new(&graph.graph, graph.core.value, 0.0).lower(&plan);
+            for kernel in kernels {
+                for chip in ["tpu-v4", "tpu-v5p", "tpu-v6e", "tpu-v7x"] {
+                    let chip = hardware::load_uncalibrated(chip)?;
+                    let together = time_kernel(&kernel, &chip);
+                    let mut other = kernel.clone();
+                    other.implementation.interleaved = true;
+                    let interleaved = time_kernel(&other, &chip);
+                    assert!(
+                        interleaved.program.makespan <= together.program.makespan * (1.0 + 1e-9),
+                        "{name}, {heads} heads, {}: {} against {}",
+                        kernel.label,
+                        interleaved.program.makespan,
+                        together.program.makespan
+                    );
+                    for (lane, busy) in &interleaved.program.busy {
+                        assert!(
+                            *busy <= interleaved.program.makespan * (1.0 + 1e-9),
+                            "{name}, {heads} heads, {}: {lane:?}",
+                            kernel.label
+                        );
+                    }
+                }
+            }
+        }
     }
     Ok(())
 }

@@ -22,6 +22,12 @@ mkdir -p "$pictures"
     printf '# Gallery\n\n'
     printf 'Rooflines of the shipped workloads on one TensorCore of a TPU v7x and on an H100, drawn by `tools/gallery.sh`.\n'
     printf '`tpusim roofline W --hw a,b,c` draws one on other chips, `--theme dark` on dark paper. How to read them: [formats.md](formats.md#the-roofline-picture).\n'
+    printf '\n## Kernels of SLA and KDA, compiled for every TPU generation\n\n'
+    printf 'Simulated from the schedule of the TPU compiler, beside the fast model ([kernels.md](kernels.md), made by `tpusim kernels --page docs/kernels.md`).\n\n'
+    printf '![Times of KDA and SLA-R4 kernels on every generation](images/kernels/times.svg)\n\n'
+    printf '![Slots in use](images/kernels/slots.svg)\n\n'
+    printf '![What single choices of an SLA kernel cost](images/kernels/choices-sla.svg)\n\n'
+    printf '![What single choices of a KDA kernel cost](images/kernels/choices-kda.svg)\n'
 } > "$page"
 
 for file in workloads/*.yaml; do

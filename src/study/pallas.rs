@@ -7,6 +7,9 @@ use crate::kernels::{Group, Lowerer, Plan, Program};
 use crate::layer::{GramVariant, InverseVariant, Layer, Solve, StateFormat};
 use crate::mechanisms::{self, Granularity, LayerGraph};
 
+/// Name that the graphs of the mechanisms give the result of the convolution.
+const CONVOLVED: &str = "conv_silu";
+
 /// What a kernel does before the core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Front {
@@ -52,12 +55,6 @@ pub(super) fn launches(case: &Case<'_>, usual: &Layer) -> Result<Vec<Launch>, Ca
             _ => Solve::Wy,
         },
         neumann_steps: case.optional("steps")?.unwrap_or(usual.neumann_steps as u64) as usize,
-        // One tap multiplies by a weight: what is left of the stage is the norm.
-        conv_width: if front == Front::Gates {
-            1
-        } else {
-            usual.conv_width
-        },
         ..sizes.layer(
             &Layer {
                 decay_tiles: tiles,
@@ -100,15 +97,32 @@ pub(super) fn launches(case: &Case<'_>, usual: &Layer) -> Result<Vec<Launch>, Ca
     };
     let LayerGraph { mut graph, core } = mechanisms::build(&layer)
         .map_err(|error| CaseError::Unsupported(format!("cannot build the graph: {error}")))?;
-    if front == Front::None {
-        graph.precede(Stage::Gates, Stage::Convolution, |op| {
+    match front {
+        // Decays come as inputs; the kernel sums them up.
+        Front::None => graph.precede(Stage::Gates, Stage::Convolution, |op| {
             matches!(op, Op::CumulativeSum { .. })
-        });
+        }),
+        // What comes after the convolution starts with the parts of its result.
+        Front::Gates => graph.precede(Stage::Convolution, Stage::Projections, |op| {
+            matches!(op, Op::Slice { .. })
+        }),
+        Front::Convolution => {}
     }
     let padding = 1.0 - layer.tokens as f64 / layer.padded_tokens() as f64;
     let mut kernels = Lowerer::new(&graph, core.value, padding).lower(&plan);
     for kernel in &mut kernels {
         kernel.implementation.interleaved = true;
+        if front == Front::Gates {
+            // Without the convolution queries, keys and values come as the layer before rounded them.
+            for read in kernel
+                .reads
+                .iter_mut()
+                .filter(|read| read.name.as_str() == CONVOLVED)
+            {
+                read.bytes = read.bytes / read.dtype.bytes() * layer.activations.bytes();
+                read.dtype = layer.activations;
+            }
+        }
     }
     Ok(kernels.into_iter().map(Launch::from).collect())
 }
