@@ -404,7 +404,7 @@ pub struct Line {
 
 /// Comparisons of the table: name; what KDA and SLA kernels have to have beside the sizes of the layer.
 const COMPARISONS: [(&str, Pick, Pick); 4] = [
-    ("core, one head and chunk 64", Pick::Simple, Pick::Simple),
+    ("core, one head a program", Pick::Simple, Pick::Simple),
     ("core, best blocks", Pick::Best("none"), Pick::Best("none")),
     (
         "convolution, norm and gates inside",
@@ -421,7 +421,7 @@ const COMPARISONS: [(&str, Pick, Pick); 4] = [
 /// Which program of a mechanism a comparison takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pick {
-    /// One head and 128 tokens in chunks of 64 a program.
+    /// One head and one chunk of 128 a program.
     Simple,
     /// The fastest with this front.
     Best(&'static str),
@@ -648,9 +648,9 @@ pub struct Published {
     pub published: f64,
     /// `us` or `ratio`.
     pub unit: &'static str,
-    /// Kernels of one head a program and chunks of 64: the plain structure.
+    /// Kernels of one head and one chunk a program: the plain structure.
     pub simple: Option<f64>,
-    /// Fastest kernels.
+    /// Fastest kernels with one chunk a program.
     pub best: Option<f64>,
 }
 
@@ -681,6 +681,7 @@ const CORES: [Wanted; 5] = [
                 ("Hv", "32"),
                 ("tiles", "4"),
                 ("front", "none"),
+                ("chunks", "1"),
             ],
         ),
     ),
@@ -695,6 +696,7 @@ const CORES: [Wanted; 5] = [
                 ("Hv", "32"),
                 ("tiles", "4"),
                 ("front", "none"),
+                ("chunks", "1"),
             ],
         ),
     ),
@@ -714,6 +716,7 @@ const CORES: [Wanted; 5] = [
                 ("Hv", "32"),
                 ("tiles", "4"),
                 ("front", "convolution"),
+                ("chunks", "1"),
             ],
         ),
     ),
@@ -772,7 +775,7 @@ pub fn published(rows: &[Row]) -> anyhow::Result<Vec<Published>> {
                 .filter(|row| {
                     !simple
                         || compiled == PUBLIC
-                        || row.has(&[("heads", "1"), ("chunk", "64"), ("chunks", "2")])
+                        || row.has(&[("heads", "1"), ("chunk", "128"), ("chunks", "1")])
                 })
                 .map(|row| row.time.time_us)
                 .min_by(f64::total_cmp)

@@ -61,7 +61,7 @@ pub fn published(lines: &[Published]) -> Table {
         Column::text("Systolic Linear Attention paper, TPU v7x", "what"),
         Column::text("unit", "unit"),
         Column::number("published", "published"),
-        Column::number("one head, chunk 64", "simple"),
+        Column::number("one head", "simple"),
         Column::number("best blocks", "best"),
     ]);
     for line in lines {
