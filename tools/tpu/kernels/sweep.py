@@ -289,6 +289,7 @@ def main():
         return
     if shutil.which(args.tpusim) is None:
         fail(f"no program `{args.tpusim}`; `cargo install --path .` installs it, --tpusim names it")
+    args.results.mkdir(parents=True, exist_ok=True)
     results.keep({case.name for case in declared})
     broken = []
     with tempfile.TemporaryDirectory(prefix="tpu-sweep-", dir=scratch_parent(args.scratch)) as scratch:
