@@ -52,7 +52,7 @@ fn published_figures_are_those_of_the_paper() -> Tested {
     Ok(())
 }
 
-/// A fused core reads queries, keys and values, gates in f32, and writes its output: nothing else passes the device memory.
+/// A fused core reads queries, keys and values, gates in f32, and writes its output: beside constants nothing else passes the device memory.
 #[test]
 fn a_fused_core_moves_its_arrays_and_no_more() -> Tested {
     let mut seen = 0;
@@ -67,9 +67,11 @@ fn a_fused_core_moves_its_arrays_and_no_more() -> Tested {
         // Gates stand in whole registers of 8 rows, the step size being one of them.
         let gates = ((tiles + 1.0) / 8.0).ceil() * 8.0 * 4.0;
         let expected = tokens * heads * (2.0 * 2.0 * dk + 2.0 * 2.0 * values + gates);
+        // Constant matrices that spread the factors of decays over channels and rows are read once, 256 KiB for a head of a program at most.
+        let constants = number(&row, "heads").ok_or("no heads")? * 262_144.0;
         let moved = row.time.hbm_bytes;
         assert!(
-            (moved / expected - 1.0).abs() < 0.01,
+            moved >= expected && moved <= expected + constants,
             "{} on {}: {moved} bytes, expected {expected}",
             row.time.name,
             row.time.chip

@@ -632,10 +632,12 @@ pub fn changes(rows: &[Row]) -> Vec<Change> {
         });
         found.extend(of_base);
     }
+    // Two lists of options may come to one kernel.
     found.sort_by(|a, b| {
         let order = |change: &Change| CHOICES.iter().position(|(choice, _)| *choice == change.choice);
         (&a.op, order(a), &a.value, &a.chip).cmp(&(&b.op, order(b), &b.value, &b.chip))
     });
+    found.dedup_by(|a, b| (&a.op, a.choice, &a.value, &a.chip) == (&b.op, b.choice, &b.value, &b.chip));
     found
 }
 
