@@ -441,8 +441,8 @@ impl Pick {
                         && row.is_exact()
                         && row.has(&[
                             ("heads", "1"),
-                            ("chunk", "64"),
-                            ("chunks", "2"),
+                            ("chunk", "128"),
+                            ("chunks", "1"),
                             ("front", "none"),
                         ])
                 }

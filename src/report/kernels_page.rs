@@ -120,8 +120,8 @@ fn published(out: &mut String, page: &Page<'_>) {
 fn binding(out: &mut String) {
     out.push_str(
         "## What binds\n\n![Slots in use](images/kernels/slots.svg)\n\n\
-         Device memory never binds a fused kernel: its traffic takes a fifth of the time or less. With one head a program the chain binds: 60 to 80 % of the cycles are empty on v6e and v7x. With eight, no unit is full: the matrix unit stands at 65 to 70 % on the 256-wide arrays and at 80 to 86 % on the 128-wide \
-         ones, which have a quarter of the rate and hide the rest behind it. A quarter of the store slots spill registers: the units side by side that hide latency do not fit into 64 registers. Kernels with convolution, norms and gates inside are bound by the vector unit everywhere but on v5p and v5e.\n\n",
+         Device memory never binds a fused kernel: its traffic takes a fifth of the time or less. With one head a program the chain binds: about two thirds of the cycles are empty on v6e and v7x. With eight or sixteen no unit is full: the matrix unit stands at 71 to 74 % of its slots on the 256-wide arrays and at 74 to 90 % on the 128-wide \
+         ones, which have a fraction of the rate and hide the rest behind it. A quarter to two fifths of the store slots spill registers: the units side by side that hide latency do not fit into 64 registers. Kernels with convolution, norms and gates inside are bound by the vector unit everywhere but on v5p and v5e.\n\n",
     );
 }
 
@@ -141,13 +141,13 @@ fn choices(out: &mut String, page: &Page<'_>) {
         block(out, &tables::changes_by_chip(&of));
         let _ = writeln!(
             out,
-            "![What single choices of a {title} kernel cost](images/kernels/{picture}.svg)\n"
+            "![Single choices of the {title} kernel](images/kernels/{picture}.svg)\n"
         );
     }
     out.push_str(
         "- **Head sharing** is the design: four value heads on a key head instead of one make the core 2.4 to 2.9 times as fast, two 1.4 to 1.6 times. Inverse, Gram and decays are paid per key head.\n\
          - **Tiles.** One decay or four cost the same. Sixteen cost little where the matrix unit spreads the factors over the channels; spread by the cross-lane unit they would cost more, which is what the fast model says. A decay per channel of a wide key costs half of the time again and doubles it on v4.\n\
-         - **Inverse.** Packed doubling against block doubling gains a third to a half; the whole inverse is 15 to 22 % of what is left. One bf16 pass instead of three saves 4 to 6 %, at the price of its error with alike keys.\n\
+         - **Inverse.** Block doubling would take half as long again; packed, the whole inverse is 15 to 22 % of the time. One bf16 pass instead of three saves 3 to 5 %, at the price of its error with alike keys.\n\
          - **Fusion.** The three stages as kernels of their own take 1.4 to 2.5 times as long, most where the device memory is slow: they move four to five times the bytes.\n\
          - **State format.** Nothing on chip: state traffic is not what binds, and row-FP8 costs vector work, on v4 nearly fourfold, which has no conversions for it. It pays where states cross device memory: in decode steps.\n\n",
     );
@@ -178,7 +178,7 @@ fn errors(out: &mut String, page: &Page<'_>) {
          - a chain of elementwise operations on a large state passes through memory once, not at every operation (row-FP8 states were 72 % too slow);\n\
          - kernels whose units go through every step side by side stream from unit to unit: copies of an operation need not stay together;\n\
          - a Gram by halving, packed doubling and the solve of the remainder are variants of the graph (`gram`, `inverse`, `solve` of a layer), executed and checked against the recurrence like all others.\n\n\
-         Rows of the papers that no fit sees, before and after: fused layer KDA over SLA-R4 2.65 and 2.63 (published 2.37), unfused 2.03 and 2.01 (1.85), Tokamax over SLA-R4 1.70 and 1.66 (1.42); measured families do not change (device left out, 10.2 % of 145 kernels here are the only new rows). \
+         Measured families are predicted as before, to the digit: none of their kernels has such products, tiles or states. Rows of the papers that no fit sees, before and after: fused layer KDA over SLA-R4 2.65 and 2.65 (published 2.37), unfused 2.03 and 2.02 (1.85), Tokamax over SLA-R4 1.70 and 1.68 (1.42). \
          What is left: chunks of 64 in the KDA kernel (a third too fast: 64-lane blocks are moved across lanes), a decay per channel in the SLA kernel (gates of 256 rows, a third too fast), one head a program on v4 and v5p (20 to 50 % too slow: the compiler starts products before their operands are complete), convolutions of the SLA kernel on v6e and v7x (a fifth too fast).\n",
     );
 }

@@ -418,7 +418,11 @@ impl Picture for Changes<'_> {
                 continue;
             }
             let x = self.x(tick);
-            let color = if tick == 1.0 { palette.axis } else { palette.grid };
+            let color = if (tick - 1.0).abs() < 1e-9 {
+                palette.axis
+            } else {
+                palette.grid
+            };
             canvas.line(&[(x, TOP), (x, bottom)], color, 0.7)?;
             let text = format!("{tick}");
             canvas.text(&text, (x, bottom + 16.0), SMALL, Anchor::Middle, palette.quiet)?;
