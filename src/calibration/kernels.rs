@@ -265,7 +265,11 @@ fn row(
     let case = case_of(schedule);
     let predict = |chip: &Chip| {
         let chip = chip.with_cores(time.cores_used.unwrap_or(device_cores)).ok()?;
-        predict::case(&as_row(case.as_ref()?, &time), &chip).ok()
+        predict::case(
+            &predict::row_of(case.as_ref()?, time.chip, time.cores_used),
+            &chip,
+        )
+        .ok()
     };
     let predicted = predict(unseen);
     let predicted_us = predicted.as_ref().map(|predicted| predicted.predicted_us);
@@ -281,22 +285,6 @@ fn row(
         case,
         time,
     })
-}
-
-/// A case as a row of a measurement file, on the cores that the program works on.
-fn as_row(case: &Case, time: &ProgramTime) -> measurements::Row {
-    measurements::Row {
-        line: 1,
-        device: time.chip.to_owned(),
-        cores: time.cores_used,
-        op: case.op.clone(),
-        params: case.params.clone(),
-        dtype: case.dtype.clone(),
-        timing: "device".to_owned(),
-        latency_us: None,
-        source: String::new(),
-        cells: Vec::new(),
-    }
 }
 
 /// Errors of some programs.

@@ -444,18 +444,7 @@ fn speedup_error(rows: &[Row]) -> f64 {
 fn fast(program: &Program) -> Option<f64> {
     let case = program.schedule.case.as_ref()?;
     let chip = hardware::load(program.device()).ok()?.0;
-    let row = crate::measurements::Row {
-        line: 1,
-        device: program.device().to_owned(),
-        cores: None,
-        op: case.op.clone(),
-        params: case.params.clone(),
-        dtype: case.dtype.clone(),
-        timing: "device".to_owned(),
-        latency_us: None,
-        source: String::new(),
-        cells: Vec::new(),
-    };
+    let row = crate::study::predict::row_of(case, program.device(), None);
     let predicted = crate::study::predict::case(&row, &chip).ok()?;
     Some(predicted.predicted_us)
 }

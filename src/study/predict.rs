@@ -7,6 +7,7 @@ use rayon::prelude::*;
 
 use super::calls;
 use crate::config::{ConfigError, suggestion};
+use crate::dump::schedule::Case;
 use crate::hardware::{self, Architecture, Calibration, Chip, Interval};
 use crate::kernels::library::{CaseError, Formats, Launch, Params};
 use crate::measurements::{Row, Table};
@@ -174,6 +175,23 @@ fn chip(
 /// Why it cannot be timed.
 pub fn case(row: &Row, chip: &Chip) -> Result<Prediction, String> {
     time(row, chip).map_err(|error| error.to_string())
+}
+
+/// The call of a compiled program as a row without a measured time, on `cores` cores of a device, or on all of them.
+#[must_use]
+pub fn row_of(case: &Case, device: &str, cores: Option<u32>) -> Row {
+    Row {
+        line: 1,
+        device: device.to_owned(),
+        cores,
+        op: case.op.clone(),
+        params: case.params.clone(),
+        dtype: case.dtype.clone(),
+        timing: "device".to_owned(),
+        latency_us: None,
+        source: String::new(),
+        cells: Vec::new(),
+    }
 }
 
 /// The launches of a case with the chip in the clock state it asks for.

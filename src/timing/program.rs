@@ -268,10 +268,10 @@ impl Order {
         let last = carried.iter().copied().filter(|&i| !consumed[i]).collect();
         let through_memory = through_memory(ops, &carried);
         Order {
-            through_memory,
             sequence,
             carried,
             last,
+            through_memory,
         }
     }
 }

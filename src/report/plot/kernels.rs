@@ -39,6 +39,17 @@ pub fn changes(title: &str, changes: &[Change], theme: Theme) -> Result<String, 
     canvas::svg(&Changes::new(title, changes, theme), Place::File)
 }
 
+/// Title of a picture and a line below it.
+fn heading<B: DrawingBackend>(
+    canvas: &Canvas<B>,
+    palette: &Palette,
+    title: &str,
+    note: &str,
+) -> Result<(), PlotError> {
+    canvas.text(title, (MARGIN, 22.0), HEAD, Anchor::Start, palette.ink)?;
+    canvas.text(note, (MARGIN, 42.0), SMALL, Anchor::Start, palette.quiet)
+}
+
 struct Times<'a> {
     lines: &'a [Line],
     palette: &'static Palette,
@@ -111,19 +122,11 @@ impl Picture for Times<'_> {
 
     fn draw<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> Result<(), PlotError> {
         let palette = self.palette;
-        canvas.text(
+        heading(
+            canvas,
+            palette,
             "KDA and SLA-R4 on every generation",
-            (MARGIN, 22.0),
-            HEAD,
-            Anchor::Start,
-            palette.ink,
-        )?;
-        canvas.text(
             "compiled, simulated from the compiler's schedule; no TPU ran",
-            (MARGIN, 42.0),
-            SMALL,
-            Anchor::Start,
-            palette.quiet,
         )?;
         let bottom = TOP + self.height();
         let step = tick_step(self.longest_ms / 6.0);
@@ -269,19 +272,11 @@ impl Picture for Slots<'_> {
 
     fn draw<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> Result<(), PlotError> {
         let palette = self.palette;
-        canvas.text(
+        heading(
+            canvas,
+            palette,
             "Slots in use, share of all cycles (%)",
-            (MARGIN, 22.0),
-            HEAD,
-            Anchor::Start,
-            palette.ink,
-        )?;
-        canvas.text(
             "compiled, simulated from the compiler's schedule; empty: cycles in which nothing is issued, waits left out",
-            (MARGIN, 42.0),
-            SMALL,
-            Anchor::Start,
-            palette.quiet,
         )?;
         let (width, height) = Self::CELL;
         let titles = UNITS.iter().map(|(_, title)| *title).chain(["empty"]);
@@ -404,13 +399,11 @@ impl Picture for Changes<'_> {
 
     fn draw<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> Result<(), PlotError> {
         let palette = self.palette;
-        canvas.text(self.title, (MARGIN, 22.0), HEAD, Anchor::Start, palette.ink)?;
-        canvas.text(
+        heading(
+            canvas,
+            palette,
+            self.title,
             "disc: schedule of the compiler; ring: fast model, that generation left out",
-            (MARGIN, 42.0),
-            SMALL,
-            Anchor::Start,
-            palette.quiet,
         )?;
         let (right, bottom) = (self.left + Self::WIDTH, TOP + self.height());
         for tick in [0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 4.0, 6.0, 8.0] {
