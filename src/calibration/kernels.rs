@@ -16,7 +16,7 @@ use crate::dump::schedule::{Case, Schedule, read_lines};
 use crate::dump::{Machine, ProgramTime, program_time};
 use crate::hardware::{self, Chip, ScheduleConstants};
 use crate::measurements;
-use crate::study::predict;
+use crate::study::{dump, predict};
 
 /// Shipped schedules of kernels, one a line; made by tools/tpu/kernels/sweep.py.
 const KERNELS: &str = include_str!("../../measurements/compiled/kernels.jsonl");
@@ -230,48 +230,56 @@ pub fn rows(without_device: &BTreeMap<String, Setting>) -> anyhow::Result<Vec<Ro
         .schedules
         .as_ref()
         .context("the calibration has no constants of schedules")?;
-    let mut chips: BTreeMap<&'static str, [Chip; 2]> = BTreeMap::new();
+    let mut known: BTreeMap<&'static str, On> = BTreeMap::new();
     let mut found = Vec::new();
     for schedule in shipped()? {
-        let name = schedule.timed(KERNELS_NAME)?.generation().chip();
-        if !chips.contains_key(name) {
+        let generation = schedule.timed(KERNELS_NAME)?.generation();
+        let name = generation.chip();
+        if !known.contains_key(name) {
             let plain = hardware::load_uncalibrated(name)?;
             let unseen = without_device
                 .get(name)
                 .map_or_else(|| plain.clone(), |setting| with_setting(&plain, setting));
-            chips.insert(name, [unseen, hardware::load(name)?.0]);
+            let on = On {
+                machine: dump::machine(constants, generation)?,
+                unseen,
+                seen: hardware::load(name)?.0,
+            };
+            known.insert(name, on);
         }
-        found.push(row(&schedule, &chips[name], constants)?);
+        found.push(row(&schedule, &known[name], constants)?);
     }
     Ok(found)
 }
 
-fn row(
-    schedule: &Schedule,
-    [unseen, seen]: &[Chip; 2],
-    constants: &ScheduleConstants,
-) -> anyhow::Result<Row> {
-    let generation = schedule.timed(KERNELS_NAME)?.generation();
-    let plain = hardware::load_uncalibrated(generation.chip())?;
-    let device_cores = plain.cores_per_device.max(1);
-    let machine = Machine::of(
-        constants,
-        generation,
-        plain.clock().get(),
-        plain.hbm_bandwidth_per_device().get() / f64::from(device_cores),
-        schedule.cores.max(1),
-    );
+/// A generation, as the schedule and as the fast model take it.
+struct On {
+    machine: Machine,
+    /// With every row of the generation left out.
+    unseen: Chip,
+    /// With the calibration in use.
+    seen: Chip,
+}
+
+fn row(schedule: &Schedule, on: &On, constants: &ScheduleConstants) -> anyhow::Result<Row> {
+    // Of which cores a schedule is, it says itself.
+    let machine = Machine {
+        cores: schedule.cores.max(1),
+        ..on.machine
+    };
     let time = program_time(schedule, KERNELS_NAME, &machine, constants)?;
     let case = case_of(schedule);
     let predict = |chip: &Chip| {
-        let chip = chip.with_cores(time.cores_used.unwrap_or(device_cores)).ok()?;
+        let chip = chip
+            .with_cores(time.cores_used.unwrap_or(on.machine.cores))
+            .ok()?;
         predict::case(
             &predict::row_of(case.as_ref()?, time.chip, time.cores_used),
             &chip,
         )
         .ok()
     };
-    let predicted = predict(unseen);
+    let predicted = predict(&on.unseen);
     let predicted_us = predicted.as_ref().map(|predicted| predicted.predicted_us);
     Ok(Row {
         params: case
@@ -281,7 +289,7 @@ fn row(
         error_pct: predicted_us.map(|us| 100.0 * (us / time.time_us - 1.0)),
         predicted_us,
         predicted_bound: predicted.map(|predicted| predicted.bound.name().to_owned()),
-        seen_us: predict(seen).map(|predicted| predicted.predicted_us),
+        seen_us: predict(&on.seen).map(|predicted| predicted.predicted_us),
         case,
         time,
     })

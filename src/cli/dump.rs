@@ -97,7 +97,7 @@ pub(super) fn execute(out: &mut impl Write, args: &DumpArgs, global: &Global) ->
     let mut schedules = String::new();
     for path in &args.dumps {
         let dump = Dump::read(path, args.scalars.as_deref(), generation)?;
-        let machine = machine(constants, dump.generation)?;
+        let machine = study::dump::machine(constants, dump.generation)?;
         let analysis = analyse(&dump, &machine, constants);
         if args.schedules.is_some() {
             schedules.push_str(&serde_json::to_string(&schedule(&dump, machine.cores))?);
@@ -188,7 +188,7 @@ fn programs(
             // Of which cores a schedule is, it says itself.
             let machine = Machine {
                 cores: schedule.cores.max(1),
-                ..machine(constants, generation)?
+                ..study::dump::machine(constants, generation)?
             };
             timed.push(program_time(&schedule, &name, &machine, constants)?);
         }
@@ -246,7 +246,7 @@ pub(super) fn is_dump(path: &Path) -> bool {
 pub(super) fn result(path: &Path) -> anyhow::Result<RunResult> {
     let constants = constants()?;
     let dump = Dump::read(path, None, None)?;
-    let machine = machine(constants, dump.generation)?;
+    let machine = study::dump::machine(constants, dump.generation)?;
     let analysis = analyse(&dump, &machine, constants);
     let chip = hardware::load_uncalibrated(dump.generation.chip())?;
     let schedule = schedule(&dump, machine.cores);
@@ -281,21 +281,6 @@ fn write_report(
     folder::write_report_with(target, &result, &[extra])
         .with_context(|| format!("cannot write the report `{}`", target.display()))?;
     Ok(())
-}
-
-/// The machine of a generation, from the shipped hardware file as published: the constants of the method
-/// take the place of calibrated ones.
-pub(super) fn machine(constants: &ScheduleConstants, generation: Generation) -> anyhow::Result<Machine> {
-    let chip = hardware::load_uncalibrated(generation.chip())?;
-    let cores = chip.cores_per_device;
-    let bandwidth = chip.hbm_bandwidth_per_device().get() / f64::from(cores.max(1));
-    Ok(Machine::of(
-        constants,
-        generation,
-        chip.clock().get(),
-        bandwidth,
-        cores,
-    ))
 }
 
 /// The constants of the calibration in use.

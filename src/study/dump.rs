@@ -4,11 +4,11 @@
 //! operations are counted as they are issued, padding of tiles included; the useful part of a tile is not in a
 //! schedule.
 
-use crate::config::digest;
+use crate::config::{ConfigError, digest};
 use crate::dtype::Dtype;
 use crate::dump::report::{KernelTime, SlotUse};
-use crate::dump::{Analysis, Machine, Schedule};
-use crate::hardware::{Chip, Evidence, Kind, ScheduleConstants};
+use crate::dump::{Analysis, Generation, Machine, Schedule};
+use crate::hardware::{self, Chip, Evidence, Kind, ScheduleConstants};
 use crate::report::result::{
     Bound, ChipResult, Inputs, NumberSource, PlanResult, Provenance, RunResult, SCHEMA, StageResult,
 };
@@ -29,6 +29,24 @@ const UNITS: [(&str, Bound); 6] = [
     ("VLOAD", Bound::Vmem),
     ("VSTORE", Bound::Vmem),
 ];
+
+/// The machine of a generation, from the shipped hardware file as published: the constants of the method
+/// take the place of calibrated ones.
+///
+/// # Errors
+/// A shipped hardware file that cannot be read.
+pub fn machine(constants: &ScheduleConstants, generation: Generation) -> Result<Machine, ConfigError> {
+    let chip = hardware::load_uncalibrated(generation.chip())?;
+    let cores = chip.cores_per_device;
+    let bandwidth = chip.hbm_bandwidth_per_device().get() / f64::from(cores.max(1));
+    Ok(Machine::of(
+        constants,
+        generation,
+        chip.clock().get(),
+        bandwidth,
+        cores,
+    ))
+}
 
 /// The result of an analysis. `chip` is the chip as published, `machine` what the analysis took of it.
 #[must_use]

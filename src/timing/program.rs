@@ -515,9 +515,13 @@ impl Schedule {
             });
         }
         let start = if start.is_finite() { start } else { ready };
-        // Interleaved, a lane is charged from the first copy on, and the last copy comes when its own operand does.
-        let end = end.max(start).max(last_there + (longest - tail).min(last_there));
-        let of_first = if self.interleaved { longest } else { end - start };
+        let mut end = end.max(start);
+        let mut of_first = end - start;
+        if self.interleaved {
+            // A lane is charged from the first copy on, and the last copy comes when its own operand does.
+            of_first = longest;
+            end = end.max(last_there + longest - tail);
+        }
         self.groups.push(Group {
             op,
             chunk,
